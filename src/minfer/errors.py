@@ -1,0 +1,104 @@
+"""The exceptions that minfer raises.
+
+    MinferError
+    ├── ParameterError        an argument or option is out of its range, or of the wrong kind (also a ValueError)
+    ├── SettingsError         a MINFER_* environment variable can't be understood
+    ├── ModelNotFoundError    no model by that name; lists what was tried
+    ├── DownloadError         a model could not be fetched, or arrived damaged
+    ├── GGUFError             the file is not valid GGUF; names the field and the byte offset
+    ├── ModelError            valid GGUF, but the model in it does not fit together
+    ├── UnsupportedError      understood, and not supported; names the thing and what is supported
+    ├── TokenizerError        the tokenizer in the file is damaged or incomplete, or an id is out of range
+    ├── TemplateError         the chat template failed, or took too long
+    ├── ContextError          more positions than n_ctx; names both numbers
+    └── GraphError            a graph breaks an invariant; a bug in a model definition or in a pass
+
+Every message says what is wrong, with the value met, and where it helps what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class MinferError(Exception):
+    """Base of every exception that minfer raises on purpose."""
+
+
+class ParameterError(MinferError, ValueError):
+    """An argument is out of its range or of the wrong kind."""
+
+
+class SettingsError(MinferError):
+    """A `MINFER_*` environment variable can't be understood."""
+
+
+class ModelNotFoundError(MinferError):
+    """No model goes by the name given. `tried` lists where it was looked for."""
+
+    def __init__(self, name: str, tried: Iterable[str], hint: str = "") -> None:
+        self.name = name
+        self.tried = tuple(tried)
+        lines = [f"no model {name!r}; tried:", *(f"  - {line}" for line in self.tried)]
+        if hint:
+            lines.append(hint)
+        super().__init__("\n".join(lines))
+
+
+class DownloadError(MinferError):
+    """A model could not be fetched, or what arrived is not what was expected."""
+
+
+class GGUFError(MinferError):
+    """The bytes are not a valid GGUF file. `field` names the part and `offset` the byte where it stands."""
+
+    def __init__(self, message: str, *, field: str, offset: int | None = None, path: str | None = None) -> None:
+        self.field = field
+        self.offset = offset
+        self.path = path
+        where = f" at byte {offset}" if offset is not None else ""
+        prefix = f"{path}: " if path else ""
+        super().__init__(f"{prefix}{field}{where}: {message}")
+
+
+class ModelError(MinferError):
+    """The file is valid GGUF, but the model in it is incomplete or contradicts itself."""
+
+
+class UnsupportedError(MinferError):
+    """Something is understood and not supported. `what` names it, `supported` lists the alternatives."""
+
+    def __init__(self, what: str, supported: Iterable[str] = (), hint: str = "") -> None:
+        self.what = what
+        self.supported = tuple(supported)
+        message = f"{what} is not supported"
+        if self.supported:
+            message += f"; supported: {', '.join(self.supported)}"
+        if hint:
+            message += f". {hint}"
+        super().__init__(message)
+
+
+class TokenizerError(MinferError):
+    """The tokenizer in the file is damaged or incomplete, or a token id is not in its vocabulary."""
+
+
+class TemplateError(MinferError):
+    """The chat template is missing, does not compile, raised an error, or went over its limits."""
+
+
+class ContextError(MinferError):
+    """More positions are asked for than the context has. `n_positions` and `n_ctx` hold both numbers."""
+
+    def __init__(self, message: str, *, n_positions: int, n_ctx: int) -> None:
+        self.n_positions = n_positions
+        self.n_ctx = n_ctx
+        super().__init__(message)
+
+
+class GraphError(MinferError):
+    """A graph breaks one of its invariants: a bug in a model definition or in a pass."""
+
+
+class MinferWarning(UserWarning):
+    """Something works, but not as the user might expect."""

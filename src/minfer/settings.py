@@ -1,0 +1,62 @@
+"""The only reader of the process environment: every `MINFER_*` variable, by name, with its meaning.
+
+| variable | meaning |
+|---|---|
+| `MINFER_CACHE_DIR` | where downloaded models (and compiled kernels) are kept; default: the user's cache directory |
+| `MINFER_BACKEND` | the backend to use where the caller names none |
+| `MINFER_TRACE` | a file to write a trace of every node of every step to |
+| `MINFER_DUMP_DIR` | a directory to write every layer's hidden state to |
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from minfer.errors import SettingsError
+
+_KNOWN = frozenset({"MINFER_CACHE_DIR", "MINFER_BACKEND", "MINFER_TRACE", "MINFER_DUMP_DIR"})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says; `None` where it says nothing."""
+
+    cache_dir: Path
+    backend: str | None
+    trace_path: Path | None
+    dump_dir: Path | None
+
+
+def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
+    """Reads the environment (the process's own by default).
+
+    Raises:
+        SettingsError: for a `MINFER_*` variable that minfer does not know, so that a misspelt one is noticed.
+    """
+    env = os.environ if environment is None else environment
+    unknown = sorted(name for name in env if name.startswith("MINFER_") and name not in _KNOWN)
+    if unknown:
+        raise SettingsError(
+            f"unknown environment variable{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}; "
+            f"minfer reads {', '.join(sorted(_KNOWN))}"
+        )
+    return Settings(
+        cache_dir=Path(env.get("MINFER_CACHE_DIR") or _default_cache_dir(env)),
+        backend=env.get("MINFER_BACKEND") or None,
+        trace_path=Path(env["MINFER_TRACE"]) if env.get("MINFER_TRACE") else None,
+        dump_dir=Path(env["MINFER_DUMP_DIR"]) if env.get("MINFER_DUMP_DIR") else None,
+    )
+
+
+def _default_cache_dir(env: Mapping[str, str]) -> Path:
+    if sys.platform == "win32":
+        base = Path(env.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "minfer"
