@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from minfer.errors import ModelError, ParameterError
+from minfer.sampling import STAGES, Sampler, SamplingParams
+
+INF = math.inf
+OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def f32(*values: float) -> NDArray[np.float32]:
+    return np.array(values, dtype=np.float32)
+
+
+def run(params: SamplingParams, logits: NDArray[np.float32], n_tokens: int) -> list[int]:
+    sampler = Sampler(params, len(logits))
+    return [sampler.sample(logits, ()) for _ in range(n_tokens)]
+
+
+# The pipeline
+
+
+def test_the_order_of_the_pipeline() -> None:
+    assert [stage.name for stage in STAGES] == ["logit_bias", "penalties", "top_k", "top_p", "min_p", "temperature"]
+
+
+def test_every_stage_runs_when_its_parameter_is_set() -> None:
+    params = SamplingParams(logit_bias={0: 1.0}, presence_penalty=1.0)
+    assert Sampler(params, 9).stages == STAGES
+
+
+def test_stages_that_are_off_are_left_out() -> None:
+    assert Sampler(SamplingParams(**OFF), 9).stages == ()
+    assert [stage.name for stage in Sampler(SamplingParams(**{**OFF, "min_p": 0.1}), 9).stages] == ["min_p"]
+
+
+def test_greedy_keeps_the_adjustments() -> None:
+    params = SamplingParams(temperature=0, logit_bias={0: 1.0}, presence_penalty=1.0)
+    assert [stage.name for stage in Sampler(params, 9).stages] == ["logit_bias", "penalties", "top_k"]
+
+
+def test_truncations_see_the_distribution_before_the_temperature() -> None:
+    # At temperature 1 the second token has a share of 0.27 and top_p 0.7 drops it; at temperature 100 it would stay.
+    assert set(run(SamplingParams(temperature=100, top_p=0.7, min_p=0, seed=0), f32(1, 0), 200)) == {0}
+
+
+def test_bias_comes_before_the_truncations() -> None:
+    assert set(run(SamplingParams(top_k=1, logit_bias={2: 5.0}, seed=0), f32(3, 2, 1), 20)) == {2}
+
+
+def test_penalties_look_at_the_history() -> None:
+    sampler = Sampler(SamplingParams(temperature=0, presence_penalty=2.0, penalty_window=2), 3)
+    logits = f32(3, 2, 0)
+    assert sampler.sample(logits, [1, 2]) == 0
+    assert sampler.sample(logits, [0, 2]) == 1
+    assert sampler.sample(logits, [0, 2, 2]) == 0
+
+
+def test_the_logits_are_not_modified() -> None:
+    logits = f32(1, 2, 3)
+    logits.flags.writeable = False
+    params = SamplingParams(logit_bias={0: 1.0}, repetition_penalty=2.0, seed=0)
+    assert Sampler(params, 3).sample(logits, [1]) in (0, 1, 2)
+    assert logits.tolist() == [1, 2, 3]
+
+
+# Greedy
+
+
+def test_greedy_takes_the_largest_and_the_lowest_id_among_equals() -> None:
+    assert run(SamplingParams(temperature=0), f32(1, 7, 7, -2), 3) == [1, 1, 1]
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    values=st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=40),
+    top_k=st.integers(0, 50),
+    top_p=st.floats(1e-6, 1),
+    min_p=st.floats(0, 1),
+)
+def test_greedy_is_the_argmax_whatever_the_truncations(
+    values: list[float], top_k: int, top_p: float, min_p: float
+) -> None:
+    params = SamplingParams(temperature=0, top_k=top_k, top_p=top_p, min_p=min_p)
+    assert run(params, f32(*values), 1) == [int(np.argmax(f32(*values)))]
+
+
+# Randomness
+
+
+@pytest.mark.parametrize(
+    ("params", "probabilities"),
+    [
+        (SamplingParams(**OFF, seed=11), [0.1, 0.2, 0.3, 0.4]),
+        (SamplingParams(**{**OFF, "top_k": 2}, seed=12), [0, 0, 3 / 7, 4 / 7]),
+        (SamplingParams(**{**OFF, "top_p": 0.75}, seed=13), [0, 2 / 9, 3 / 9, 4 / 9]),
+        (SamplingParams(**{**OFF, "min_p": 0.7}, seed=14), [0, 0, 3 / 7, 4 / 7]),
+        (SamplingParams(**{**OFF, "temperature": 0.5}, seed=15), [1 / 30, 4 / 30, 9 / 30, 16 / 30]),
+        (SamplingParams(**OFF, logit_bias={0: -INF}, seed=16), [0, 2 / 9, 3 / 9, 4 / 9]),
+    ],
+)
+def test_tokens_are_drawn_as_often_as_they_are_likely(params: SamplingParams, probabilities: list[float]) -> None:
+    n_draws = 4000
+    counts = Counter(run(params, np.log(f32(0.1, 0.2, 0.3, 0.4)), n_draws))
+    assert all(counts[token] == 0 for token, p in enumerate(probabilities) if p == 0)
+    expected = {token: n_draws * p for token, p in enumerate(probabilities) if p > 0}
+    chi_square = sum((counts[token] - n) ** 2 / n for token, n in expected.items())
+    assert chi_square < 11.34  # the 99 % quantile for three degrees of freedom; the seed is fixed, so it never varies
+
+
+def test_draws_from_a_large_vocabulary_follow_its_distribution() -> None:
+    # Half of the probability lies on one token, and half on 50,000 equal ones.
+    logits = np.zeros(50_001, dtype=np.float32)
+    logits[7] = math.log(50_000)
+    tokens = run(SamplingParams(**OFF, seed=3), logits, 200)
+    assert 80 <= tokens.count(7) <= 120
+    assert len(set(tokens)) > 75
+
+
+def test_the_same_seed_gives_the_same_tokens() -> None:
+    logits = np.zeros(1000, dtype=np.float32)
+    params = SamplingParams(**OFF, seed=5)
+    assert run(params, logits, 20) == run(params, logits, 20)
+    assert run(params, logits, 20) != run(SamplingParams(**OFF, seed=6), logits, 20)
+
+
+def test_the_stream_of_a_seed_never_changes() -> None:
+    """A text that was made with a seed can be made again with a later release."""
+    logits = np.zeros(1000, dtype=np.float32)
+    assert run(SamplingParams(**OFF, seed=42), logits, 8) == [226, 561, 141, 302, 905, 24, 238, 213]
+
+
+def test_one_uniform_a_token_whatever_the_parameters() -> None:
+    logits = np.zeros(1000, dtype=np.float32)
+    sampler = Sampler(SamplingParams(**OFF, seed=8), 1000)
+    peaked = logits.copy()
+    peaked[3] = 1000.0
+    first = [sampler.sample(logits, ()), sampler.sample(peaked, ()), sampler.sample(logits, ())]
+    plain = run(SamplingParams(**OFF, seed=8), logits, 3)
+    assert first == [plain[0], 3, plain[2]]
+
+
+def test_without_a_seed_one_is_drawn_and_repeats_the_run() -> None:
+    logits = np.zeros(1000, dtype=np.float32)
+    first, second = (Sampler(SamplingParams(**OFF), 1000) for _ in range(2))
+    assert first.seed != second.seed
+    assert first.params.seed is None
+    again = Sampler(SamplingParams(**OFF, seed=first.seed), 1000)
+    assert [first.sample(logits, ()) for _ in range(8)] == [again.sample(logits, ()) for _ in range(8)]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0)])
+@pytest.mark.parametrize("bad", [math.nan, INF])
+def test_logits_that_are_not_numbers_are_an_error(params: SamplingParams, bad: float) -> None:
+    with pytest.raises(ModelError, match=rf"logit of {bad} for token 1 \(1 of 3"):
+        Sampler(params, 3).sample(f32(5, bad, -INF), ())
+
+
+def test_nothing_but_minus_infinity_is_an_error() -> None:
+    with pytest.raises(ModelError, match="all -inf"):
+        Sampler(SamplingParams(), 2).sample(f32(-INF, -INF), ())
+
+
+def test_a_bias_that_bans_everything_is_an_error() -> None:
+    sampler = Sampler(SamplingParams(logit_bias={0: -INF, 1: -INF}), 2)
+    with pytest.raises(ParameterError, match="logit_bias bans every token"):
+        sampler.sample(f32(1, 2), ())
+
+
+def test_a_bias_outside_the_vocabulary_is_an_error() -> None:
+    with pytest.raises(ParameterError, match="token 3, but the vocabulary has 3 tokens"):
+        Sampler(SamplingParams(logit_bias={3: 1.0}), 3)
+
+
+@pytest.mark.parametrize("logits", [f32(1, 2), f32(1, 2, 3).reshape(1, 3), np.array([1, 2, 3])])
+def test_logits_of_another_shape_or_type_are_an_error(logits: NDArray[np.float32]) -> None:
+    with pytest.raises(ParameterError, match=r"floats of shape \(3,\)"):
+        Sampler(SamplingParams(), 3).sample(logits, ())
+
+
+def test_an_empty_vocabulary_is_an_error() -> None:
+    with pytest.raises(ParameterError, match="n_vocab is 0"):
+        Sampler(SamplingParams(), 0)
