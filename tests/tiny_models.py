@@ -305,7 +305,7 @@ def _add_metadata(writer: gguf.GGUFWriter, spec: TinySpec) -> None:
         "attention.head_count": spec.n_heads,
         "attention.head_count_kv": spec.n_kv_heads,
         "attention.layer_norm_rms_epsilon": spec.norm_eps,
-        "rope.freq_base": spec.freq_base,
+        "rope.freq_base": float(spec.freq_base),
     }
     if spec.head_dim * spec.n_heads != spec.n_embd or spec.value_dim != spec.head_dim:
         values |= {"attention.key_length": spec.head_dim, "attention.value_length": spec.value_dim}
@@ -316,13 +316,13 @@ def _add_metadata(writer: gguf.GGUFWriter, spec: TinySpec) -> None:
 
     scaling = spec.rope_scaling
     if scaling.kind in (RopeScalingKind.LINEAR, RopeScalingKind.YARN):
-        values |= {"rope.scaling.type": scaling.kind.value, "rope.scaling.factor": scaling.factor}
+        values |= {"rope.scaling.type": scaling.kind.value, "rope.scaling.factor": float(scaling.factor)}
     if scaling.kind is RopeScalingKind.YARN:
         values["rope.scaling.original_context_length"] = scaling.original_n_ctx
         if scaling.beta_fast is not None:
-            values["rope.scaling.yarn_beta_fast"] = scaling.beta_fast
+            values["rope.scaling.yarn_beta_fast"] = float(scaling.beta_fast)
         if scaling.beta_slow is not None:
-            values["rope.scaling.yarn_beta_slow"] = scaling.beta_slow
+            values["rope.scaling.yarn_beta_slow"] = float(scaling.beta_slow)
 
     for key in spec.omit_keys:
         del values[key]
