@@ -120,9 +120,9 @@ def test_draws_from_a_large_vocabulary_follow_its_distribution() -> None:
     # Half of the probability lies on one token, and half on 50,000 equal ones.
     logits = np.zeros(50_001, dtype=np.float32)
     logits[7] = math.log(50_000)
-    tokens = run(SamplingParams(**OFF, seed=3), logits, 200)
-    assert 80 <= tokens.count(7) <= 120
-    assert len(set(tokens)) > 75
+    tokens = run(SamplingParams(**OFF, seed=3), logits, 100)
+    assert 40 <= tokens.count(7) <= 60
+    assert len(set(tokens)) > 35
 
 
 def test_the_same_seed_gives_the_same_tokens() -> None:

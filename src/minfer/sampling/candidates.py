@@ -81,8 +81,8 @@ def nucleus(candidates: Candidates, share: float) -> Candidates:
 def _threshold(logits: NDArray[np.float64], n: int) -> float:
     """A value that the `n` largest logits reach, and few others do; -inf where fewer than `n` are not banned.
 
-    With the logits dealt into interleaved groups, it is the n-th largest of the groups' maxima: n groups have an element
-    that reaches it, hence so do the n largest elements. A maximum of whole rows is many times faster than a partition.
+    With the logits dealt into interleaved groups, it is the n-th largest of the groups' maxima: n groups have an
+    element that reaches it, hence so do the n largest elements. These maxima are many times faster than a partition.
     """
     n_groups = max(_MIN_GROUPS, _GROUPS_PER_CANDIDATE * n)
     if 2 * n_groups <= len(logits):

@@ -1,0 +1,80 @@
+"""From the name of a model to its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from minfer.errors import ModelNotFoundError, ParameterError
+from minfer.hub.default_model import DEFAULT_MODEL_NAME, fetch_default_model
+from minfer.hub.hugging_face import HUGGING_FACE_SYNTAX, fetch_from_hugging_face, parse_hugging_face_name
+from minfer.hub.paths import GGUF_SUFFIX, HUGGING_FACE_PREFIX, CachedModel, cached_models, gguf_files, models_dir
+from minfer.hub.progress import Progress
+
+
+def resolve_model(name: str | Path, *, cache_dir: Path, progress: Progress | None = None) -> Path:
+    """The file of the model `name`, downloaded if that is what the name asks for.
+
+    In this order, the first that fits:
+
+    1. `default`: the default model, downloaded the first time.
+    2. `hf:owner/repo:file.gguf`: a file of the Hugging Face Hub, downloaded the first time.
+    3. a path to a file (a file that is called `default` is `./default`).
+    4. the name of a model in the cache, with or without `.gguf`; in other case, too, if only one model fits then.
+
+    A `Path` is only ever a path.
+
+    Raises:
+        ParameterError: the name is empty, or begins with `hf:` and has the wrong form.
+        ModelNotFoundError: no model goes by the name; lists what was tried, and the names in the cache.
+        DownloadError: the download failed; with the reason.
+    """
+    if name == "":
+        raise ParameterError(f"the model's name is empty; give {_possible_names()}")
+    if name == DEFAULT_MODEL_NAME:
+        return fetch_default_model(cache_dir, progress=progress)
+    if isinstance(name, str) and name.startswith(HUGGING_FACE_PREFIX):
+        return fetch_from_hugging_face(parse_hugging_face_name(name), cache_dir, progress)
+
+    tried = []
+    path = Path(name)
+    try:
+        if path.is_file():
+            return path
+        tried.append(f"the file {path}: {_why_not_a_file(path)}")
+    except OSError as error:  # no permission to look, or a name longer than the file system takes
+        tried.append(f"the file {path}: {error.strerror}")
+
+    models = cached_models(cache_dir)
+    if isinstance(name, str):
+        fitting = _fitting(name, models)
+        if len(fitting) == 1:
+            return fitting[0].path
+        several = f": it may be {' or '.join(model.name for model in fitting)}" if fitting else ": no such name"
+        tried.append(f"the cache {models_dir(cache_dir)}{several}")
+    names = ", ".join(model.name for model in models) or "none yet"
+    raise ModelNotFoundError(str(name), tried, f"models in the cache: {names}\na model is given by {_possible_names()}")
+
+
+def _possible_names() -> str:
+    return (
+        f"the path of a GGUF file, the name of a model in the cache, {HUGGING_FACE_SYNTAX}, "
+        f"or {DEFAULT_MODEL_NAME} for the default model"
+    )
+
+
+def _fitting(name: str, models: tuple[CachedModel, ...]) -> list[CachedModel]:
+    """The models that `name` may mean: the one of exactly that name, or else those that differ in case only."""
+    exact = [model for model in models if model.name in (name, name.removesuffix(GGUF_SUFFIX))]
+    folded = name.casefold().removesuffix(GGUF_SUFFIX)
+    return exact or [model for model in models if model.name.casefold() == folded]
+
+
+def _why_not_a_file(path: Path) -> str:
+    if path.is_dir():
+        inside = ", ".join(file.name for file in gguf_files(path))
+        return (
+            f"a directory; give a file in it, such as {inside}"
+            if inside
+            else f"a directory, without {GGUF_SUFFIX} files"
+        )
+    return "no such file" if not path.exists() else "not a regular file"
