@@ -1,0 +1,26 @@
+"""Activation and GatedActivation, in float64, rounded to float32.
+
+SiLU: Elfwing et al. (2017). GELU, tanh form: Hendrycks and Gimpel (2016). SwiGLU: Shazeer, "GLU Variants" (2020).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minfer.backends.reference.operands import Array32
+from minfer.graph.ops import Activation, ActivationKind, GatedActivation
+
+
+def activation(op: Activation, x: Array32) -> Array32:
+    wide = x.astype(np.float64)
+    match op.activation:
+        case ActivationKind.SILU:
+            # exp of a large positive number is inf, and x / inf is the right answer, -0.
+            y = wide / (1.0 + np.exp(-wide))
+        case ActivationKind.GELU:
+            y = 0.5 * wide * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (wide + 0.044715 * wide**3)))
+    return y.astype(np.float32)
+
+
+def gated_activation(op: GatedActivation, gate: Array32, up: Array32) -> Array32:
+    return activation(Activation(op.activation), gate) * up

@@ -1,0 +1,42 @@
+"""The reference backend: NumPy, slow and obvious. Its kernels are the definition of the ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minfer.backends.base import CompileRequest
+from minfer.backends.reference.kernels import KERNELS
+from minfer.backends.reference.program import ReferenceProgram
+from minfer.graph import TensorSpec
+from minfer.graph.ops import KVStore, Op
+from minfer.quants import GGMLType, dequantisable_types
+
+KV_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.Q8_0)
+"""Types of a KV region."""
+
+
+class ReferenceBackend:
+    """See `backends/base.py` for the protocol. `weight_cache_bytes` bounds the dequantised weights that are kept."""
+
+    def __init__(self, weight_cache_bytes: int = 4 << 30) -> None:
+        self._weight_cache_bytes = weight_cache_bytes
+
+    @property
+    def name(self) -> str:
+        return "reference"
+
+    def refusal(self, op: Op, inputs: Sequence[TensorSpec]) -> str | None:
+        if type(op) not in KERNELS:
+            return f"there is no kernel for {op.kind}"
+        readable = (*dequantisable_types(), GGMLType.I32)
+        for spec in inputs:
+            if spec.ggml_type not in readable:
+                return f"{spec.ggml_type.name} can't be dequantised"
+        if isinstance(op, KVStore):
+            for spec in inputs[3:]:
+                if spec.ggml_type not in KV_TYPES:
+                    return f"a KV region can't be {spec.ggml_type.name}"
+        return None
+
+    def compile(self, request: CompileRequest) -> ReferenceProgram:
+        return ReferenceProgram(request, self.name, self._weight_cache_bytes)

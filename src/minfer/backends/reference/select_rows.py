@@ -1,0 +1,10 @@
+"""SelectRows: y[i] = x[rows[i]]."""
+
+from __future__ import annotations
+
+from minfer.backends.reference.operands import Array32, Indices
+from minfer.graph.ops import SelectRows
+
+
+def select_rows(op: SelectRows, x: Array32, rows: Indices) -> Array32:
+    return x[rows]

@@ -1,0 +1,134 @@
+"""Declares graphs: one method an op. Shapes are checked as nodes are added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+
+from minfer.errors import GraphError
+from minfer.graph import ops
+from minfer.graph.inputs import INPUT_SPECS
+from minfer.graph.ir import Graph, Node, Value, ValueKind
+from minfer.graph.specs import Dim, Shape, Symbol, TensorSpec
+from minfer.quants import GGMLType
+
+
+class GraphBuilder:
+    """Builds one graph, front to back. Nodes added inside `with builder.layer(i):` belong to layer i."""
+
+    def __init__(self) -> None:
+        self._values: list[Value] = []
+        self._nodes: list[Node] = []
+        self._names: set[str] = set()
+        self._layer: int | None = None
+
+    # Values that no node makes.
+
+    def input(self, name: str) -> Value:
+        """One of the inputs of a step (`graph/inputs.py`)."""
+        return self._existing(name) or self._value(name, ValueKind.INPUT, INPUT_SPECS[name])
+
+    def weight(self, name: str, shape: tuple[int, ...], ggml_type: GGMLType) -> Value:
+        """A tensor of the model file. Asking twice for one name gives one value (tied embeddings)."""
+        spec = TensorSpec(shape, ggml_type)
+        existing = self._existing(name)
+        if existing is not None and existing.spec != spec:
+            raise GraphError(f"weight {name} is declared as {existing.spec} and as {spec}")
+        return existing or self._value(name, ValueKind.WEIGHT, spec)
+
+    def kv_region(self, name: str, n_kv_heads: int, width: int, ggml_type: GGMLType) -> Value:
+        """A persistent KV region [n_cells, n_kv_heads, width]."""
+        return self._value(name, ValueKind.STATE, TensorSpec((Symbol.N_CELLS, n_kv_heads, width), ggml_type))
+
+    # Ops.
+
+    def embedding(self, tokens: Value, table: Value, name: str) -> Value:
+        return self._one(ops.Embedding(), (tokens, table), name)
+
+    def matmul(self, x: Value, weight: Value, bias: Value | None, name: str) -> Value:
+        inputs = (x, weight) if bias is None else (x, weight, bias)
+        return self._one(ops.MatMul(has_bias=bias is not None), inputs, name)
+
+    def rms_norm(self, x: Value, weight: Value, eps: float, name: str) -> Value:
+        return self._one(ops.RMSNorm(eps), (x, weight), name)
+
+    def add(self, a: Value, b: Value, name: str) -> Value:
+        return self._one(ops.Add(), (a, b), name)
+
+    def multiply(self, a: Value, b: Value, name: str) -> Value:
+        return self._one(ops.Multiply(), (a, b), name)
+
+    def activation(self, x: Value, kind: ops.ActivationKind, name: str) -> Value:
+        return self._one(ops.Activation(kind), (x,), name)
+
+    def reshape(self, x: Value, shape: Shape, name: str) -> Value:
+        return self._one(ops.Reshape(shape), (x,), name)
+
+    def split_heads(self, x: Value, n_heads: int, name: str) -> Value:
+        """[n, n_heads * width] -> [n, n_heads, width]"""
+        width: Dim = x.spec.shape[1]
+        if not isinstance(width, int) or width % n_heads:
+            raise GraphError(f"{name}: {width} values can't be split into {n_heads} heads")
+        return self.reshape(x, (x.spec.shape[0], n_heads, width // n_heads), name)
+
+    def merge_heads(self, x: Value, name: str) -> Value:
+        """[n, n_heads, width] -> [n, n_heads * width]"""
+        return self.reshape(x, (x.spec.shape[0], x.spec.n_static_values()), name)
+
+    def rope(self, x: Value, positions: Value, rope: ops.Rope, name: str) -> Value:
+        return self._one(rope, (x, positions), name)
+
+    def kv_store(self, k: Value, v: Value, cells: Value, k_region: Value, v_region: Value, name: str) -> None:
+        self._add(ops.KVStore(), (k, v, cells, k_region, v_region), (), name)
+
+    def attention(
+        self, q: Value, k_region: Value, v_region: Value, *, scale: float, window: int | None, name: str
+    ) -> Value:
+        inputs = (q, k_region, v_region, self.input("pages"), self.input("spans"))
+        return self._one(ops.Attention(scale, window), inputs, name)
+
+    def select_rows(self, x: Value, rows: Value, name: str) -> Value:
+        return self._one(ops.SelectRows(), (x, rows), name)
+
+    # The rest.
+
+    @contextmanager
+    def layer(self, index: int) -> Iterator[None]:
+        self._layer, outer = index, self._layer
+        try:
+            yield
+        finally:
+            self._layer = outer
+
+    def build(self, outputs: Mapping[str, Value]) -> Graph:
+        """The finished graph."""
+        return Graph(
+            values=MappingProxyType({value.id: value for value in self._values}),
+            nodes=tuple(self._nodes),
+            outputs=MappingProxyType({name: value.id for name, value in outputs.items()}),
+        )
+
+    def _existing(self, name: str) -> Value | None:
+        return next((value for value in self._values if value.name == name), None) if name in self._names else None
+
+    def _value(self, name: str, kind: ValueKind, spec: TensorSpec) -> Value:
+        if name in self._names:
+            raise GraphError(f"two values are named {name}")
+        value = Value(len(self._values), name, kind, spec)
+        self._names.add(name)
+        self._values.append(value)
+        return value
+
+    def _one(self, op: ops.Op, inputs: tuple[Value, ...], name: str) -> Value:
+        (output,) = self._add(op, inputs, (name,), name)
+        return output
+
+    def _add(
+        self, op: ops.Op, inputs: tuple[Value, ...], output_names: tuple[str, ...], name: str
+    ) -> tuple[Value, ...]:
+        specs = op.output_specs([value.spec for value in inputs])
+        outputs = tuple(self._value(n, ValueKind.COMPUTED, s) for n, s in zip(output_names, specs, strict=True))
+        node = Node(op, tuple(v.id for v in inputs), tuple(v.id for v in outputs), name, self._layer)
+        self._nodes.append(node)
+        return outputs
