@@ -1,5 +1,7 @@
 """The ggml tensor types: their block layouts and values, in NumPy. The definition that kernels are tested against."""
 
+from __future__ import annotations
+
 from minfer.quants.blocks import UnpackedBlocks
 from minfer.quants.convert import (
     dequantisable_types,

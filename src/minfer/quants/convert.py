@@ -63,12 +63,12 @@ def dequantisable_types() -> tuple[GGMLType, ...]:
 
 def quantisable_types() -> tuple[GGMLType, ...]:
     """The types that `quantise` writes, by number."""
-    return tuple(sorted(name for name, form in _FORMATS.items() if form.encode is not None))
+    return tuple(sorted(ggml_type for ggml_type, form in _FORMATS.items() if form.encode is not None))
 
 
 def unpackable_types() -> tuple[GGMLType, ...]:
     """The types that `unpack` takes apart, by number: all that store integers in scaled groups."""
-    return tuple(sorted(name for name, form in _FORMATS.items() if isinstance(form, BlockFormat)))
+    return tuple(sorted(ggml_type for ggml_type, form in _FORMATS.items() if isinstance(form, BlockFormat)))
 
 
 def dequantise(ggml_type: GGMLType, data: NDArray[np.uint8], n_values: int) -> NDArray[np.float32]:
@@ -87,7 +87,9 @@ def dequantise(ggml_type: GGMLType, data: NDArray[np.uint8], n_values: int) -> N
         UnsupportedError: there is no definition for the type.
         ParameterError: `data` is not uint8, or its rows do not have the bytes of `n_values` values of the type.
     """
-    form = _format(ggml_type, "dequantising")
+    form = _FORMATS.get(ggml_type)
+    if form is None:
+        raise UnsupportedError(f"dequantising {ggml_type.name}", _names(dequantisable_types()))
     items = _as_items(ggml_type, form, data, n_values)
     out = np.empty((*data.shape[:-1], n_values), dtype=np.float32)
     values = out.reshape(len(items), block_geometry(ggml_type).n_values)
@@ -112,7 +114,7 @@ def unpack(ggml_type: GGMLType, data: NDArray[np.uint8], n_values: int) -> Unpac
         UnsupportedError: the type has no scaled groups.
         ParameterError: as `dequantise`.
     """
-    form = _format(ggml_type, "unpacking")
+    form = _FORMATS.get(ggml_type)
     if not isinstance(form, BlockFormat):
         raise UnsupportedError(f"unpacking {ggml_type.name}", _names(unpackable_types()))
     with np.errstate(all="ignore"):
@@ -136,8 +138,8 @@ def quantise(ggml_type: GGMLType, values: NDArray[np.float32]) -> NDArray[np.uin
         ParameterError: `values` is not float32, its rows are no whole number of blocks, a value is NaN or infinite, or
             too large for the type.
     """
-    form = _format(ggml_type, "quantising")
-    if form.encode is None:
+    form = _FORMATS.get(ggml_type)
+    if form is None or form.encode is None:
         raise UnsupportedError(f"quantising to {ggml_type.name}", _names(quantisable_types()))
     if values.dtype != np.float32 or values.ndim == 0:
         raise ParameterError(
@@ -154,13 +156,6 @@ def quantise(ggml_type: GGMLType, values: NDArray[np.float32]) -> NDArray[np.uin
             _check_finite(blocks[chunk], chunk.start, values.shape)
             items[chunk] = form.encode(blocks[chunk]).reshape(-1)
     return out
-
-
-def _format(ggml_type: GGMLType, action: str) -> PlainFormat | BlockFormat:
-    form = _FORMATS.get(ggml_type)
-    if form is None:
-        raise UnsupportedError(f"{action} {ggml_type.name}", _names(dequantisable_types()))
-    return form
 
 
 def _names(types: tuple[GGMLType, ...]) -> list[str]:
