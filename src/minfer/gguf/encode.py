@@ -30,7 +30,6 @@ _DTYPE_TYPES: dict[str, GGUFValueType] = {
     "b1": GGUFValueType.BOOL,
 }
 
-
 _TYPES_BY_DEFAULT = {
     ValueKind.FLOAT: GGUFValueType.FLOAT32,
     ValueKind.BOOL: GGUFValueType.BOOL,
@@ -68,7 +67,9 @@ def encode_value(value: object, field: str) -> tuple[GGUFValueType, bytes | memo
     if isinstance(value, TypedValue) and value.value_type is not GGUFValueType.ARRAY:
         return value.value_type, _encode_scalar(value.value, field, value.value_type)
     if _kind(value, field) is ValueKind.ARRAY:
-        return GGUFValueType.ARRAY, _encode_array(value, field, 1)
+        array = EncodedValue(GGUFValueType.ARRAY, _encode_array(value, field, 1))
+        _check_encoded(array, field)  # an array from a file, put into others, may have become too deep
+        return array.value_type, array.data
     if isinstance(value, np.generic):
         value_type = _dtype_type(value.dtype, field)
     else:
@@ -121,9 +122,8 @@ def _dtype_type(dtype: np.dtype[np.generic], field: str) -> GGUFValueType:
 def _common_type(values: Sequence[object], int_order: Sequence[GGUFValueType], field: str) -> GGUFValueType:
     kinds = {_kind(value, field) for value in values}
     if len(kinds) != 1:
-        met = (
-            f"elements of several kinds: {', '.join(sorted(kind.value for kind in kinds))}" if kinds else "no elements"
-        )
+        names = ", ".join(sorted(kind.value for kind in kinds))
+        met = f"elements of several kinds: {names}" if kinds else "no elements"
         raise ParameterError(f"{field}: an array with {met}; give its type with TypedValue")
     (kind,) = kinds
     if kind is not ValueKind.INT:
@@ -163,7 +163,7 @@ def _encode_array(value: object, field: str, depth: int) -> bytes | memoryview:
     if isinstance(value, np.ndarray):
         if value.ndim != 1:
             raise ParameterError(f"{field}: an array must have one dimension, not shape {value.shape}")
-        element_type = element_type or _dtype_type(value.dtype, field)
+        element_type = _dtype_type(value.dtype, field) if element_type is None else element_type
         value = value.tolist()
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise ParameterError(f"{field}: {shown(value)}, of type {type(value).__name__}, is no sequence")

@@ -10,7 +10,9 @@ Source: the GGUF specification, and the conventions of `gguf-split`.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from minfer.errors import GGUFError, ModelNotFoundError, UnsupportedError
@@ -31,7 +33,7 @@ SPLIT_NO_KEY = "split.no"
 SPLIT_COUNT_KEY = "split.count"
 SPLIT_TENSORS_KEY = "split.tensors.count"
 
-_PART_NAME = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_PART_NAME = re.compile(r"(?P<prefix>.+)-\d{5}-of-\d{5}\.gguf", re.DOTALL)
 _MAX_PARTS = 99_999  # what five digits can say
 
 # What people take for a GGUF file, by its first bytes.
@@ -181,16 +183,19 @@ def _part_paths(path: Path, split: Split) -> list[Path]:
     if name is None or not path.name.endswith(expected):
         message = f"this is part {split.number + 1} of {split.n_parts}, so its name must end in {expected!r}"
         raise GGUFError(message, field="file name", path=str(path))
-    names = (f"{name['prefix']}-{number:05}-of-{split.n_parts:05}.gguf" for number in range(1, split.n_parts + 1))
-    paths = [path.with_name(other) for other in names]
-    missing = [other for other in paths if not other.exists()]
+    prefix, n_parts = name["prefix"], split.n_parts
+
+    def all_paths() -> Iterator[Path]:
+        return (path.with_name(f"{prefix}-{number + 1:05}-of-{n_parts:05}.gguf") for number in range(n_parts))
+
+    # A few are enough to name, and `split.count` may claim more than anyone wants to look for.
+    missing = list(islice((part for part in all_paths() if not part.exists()), _MAX_SHOWN_PATHS + 1))
     if missing:
-        shown_paths = [f"{other}: missing" for other in missing[:_MAX_SHOWN_PATHS]]
-        if len(missing) > _MAX_SHOWN_PATHS:
-            shown_paths.append(f"and {len(missing) - _MAX_SHOWN_PATHS} more")
-        hint = f"The model is split into {split.n_parts} files, which must lie in one directory."
-        raise ModelNotFoundError(str(path), shown_paths, hint)
-    return paths
+        tried = [f"{part}: missing" for part in missing[:_MAX_SHOWN_PATHS]]
+        more = ["and others"] if len(missing) > _MAX_SHOWN_PATHS else []
+        hint = f"The model is split into {n_parts} files, which must lie in one directory."
+        raise ModelNotFoundError(str(path), tried + more, hint)
+    return list(all_paths())
 
 
 def _check_parts(parts: list[Part], opened: Split) -> None:

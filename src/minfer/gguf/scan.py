@@ -18,8 +18,6 @@ MAX_ARRAY_DEPTH = 8
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 ARRAY_HEADER_BYTES = _U32.size + _U64.size
-
-
 _MAX_SHOWN = 80
 
 

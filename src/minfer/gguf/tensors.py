@@ -143,13 +143,10 @@ def _read_type(cursor: Cursor, name: str) -> GGMLType:
     try:
         return GGMLType(number)
     except ValueError:
-        pass
-    withdrawn = _WITHDRAWN_TYPES.get(number)
-    raise UnsupportedError(
-        f"ggml type {number}{f' ({withdrawn})' if withdrawn else ''} of tensor {shown(name)} in {cursor.path}",
-        [known.name for known in GGMLType],
-        "The type was withdrawn from the format: quantise the model anew." if withdrawn else "",
-    )
+        withdrawn = _WITHDRAWN_TYPES.get(number)
+        what = f"ggml type {number}{f' ({withdrawn})' if withdrawn else ''} of tensor {shown(name)} in {cursor.path}"
+        hint = "The type was withdrawn from the format: quantise the model anew." if withdrawn else ""
+        raise UnsupportedError(what, [known.name for known in GGMLType], hint) from None
 
 
 def _check_data(cursor: Cursor, tensors: list[_Declared], data_start: int) -> None:

@@ -97,9 +97,7 @@ def write_gguf(
 
 def _encode_metadata(metadata: Mapping[str, object], alignment: int | None) -> tuple[dict[str, bytes], int]:
     """The bytes of each value, its type in front, and the alignment that was asked for or that the metadata has."""
-    values = dict(metadata)
-    if isinstance(metadata, Metadata):
-        values = {key: metadata.encoded(key) for key in metadata}
+    values = _values(metadata)
     if alignment is not None and alignment != DEFAULT_ALIGNMENT:
         values.setdefault(ALIGNMENT_KEY, TypedValue(GGUFValueType.UINT32, alignment))
     pairs: dict[str, bytes] = {}
@@ -113,6 +111,12 @@ def _encode_metadata(metadata: Mapping[str, object], alignment: int | None) -> t
             alignment = _agreed_alignment(value_type, data, alignment)
         pairs[key] = _U32.pack(value_type) + data
     return pairs, _check_alignment(DEFAULT_ALIGNMENT if alignment is None else alignment)
+
+
+def _values(metadata: Mapping[str, object]) -> dict[str, object]:
+    if isinstance(metadata, Metadata):
+        return {key: metadata.encoded(key) for key in metadata}
+    return dict(metadata)
 
 
 def _agreed_alignment(value_type: GGUFValueType, data: bytes | memoryview, wanted: int | None) -> int:
