@@ -220,5 +220,15 @@ def test_a_banned_token_is_never_drawn(uniform: float) -> None:
     assert draw(of([-INF, 3, -INF]), uniform) == 1
 
 
+def test_a_banned_token_is_not_drawn_for_a_rounding_error_either() -> None:
+    n_differing = 0
+    for seed in range(20):
+        values = np.random.default_rng(seed).standard_normal(3000)
+        relative = np.exp(values - values.max())
+        n_differing += bool(relative.sum() > np.cumsum(np.sort(relative)[::-1])[-1])  # equal, but for rounding
+        assert draw(of([*values.tolist(), -INF]), 0.0) == int(np.argmin(values))
+    assert n_differing > 0
+
+
 def test_nucleus_of_everything_leaves_out_what_has_no_probability() -> None:
     assert ids(nucleus(of([0, -INF, 0]), 1.0)) == [0, 2]

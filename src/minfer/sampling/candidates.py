@@ -81,14 +81,12 @@ def nucleus(candidates: Candidates, share: float) -> Candidates:
 def _threshold(logits: NDArray[np.float64], n: int) -> float:
     """A value that the `n` largest logits reach, and few others do; -inf where fewer than `n` are not banned.
 
-    With the logits dealt into interleaved groups, it is the n-th largest of the groups' maxima: n groups have an
-    element that reaches it, hence so do the n largest elements. These maxima are many times faster than a partition.
+    With the logits dealt into interleaved groups (but for a rest of less than one round), it is the n-th largest of
+    the groups' maxima: n groups have an element that reaches it, hence so do the n largest of all elements. These
+    maxima are many times faster than a partition.
     """
     n_groups = max(_MIN_GROUPS, _GROUPS_PER_CANDIDATE * n)
     if 2 * n_groups <= len(logits):
-        n_even = len(logits) - len(logits) % n_groups
-        rest = logits[n_even:]
-        logits = logits[:n_even].reshape(-1, n_groups).max(axis=0)
-        if len(rest):
-            logits = np.append(logits, rest.max())
+        in_groups = logits[: len(logits) // n_groups * n_groups]
+        logits = in_groups.reshape(-1, n_groups).max(axis=0)
     return float(np.partition(logits, len(logits) - n)[len(logits) - n])
