@@ -24,6 +24,7 @@ WORST_ERROR = {GGMLType.Q4_0: 1.0, GGMLType.Q4_1: 0.5, GGMLType.Q5_0: 1.0, GGMLT
 # Rounding to float16: relative for normal numbers, absolute for subnormal ones.
 FLOAT16_RELATIVE = 2.0**-11
 FLOAT16_ABSOLUTE = 2.0**-25
+FLOAT16_OVERFLOW = 65520  # what rounds to infinity: halfway from the largest number to the next step
 
 
 def gguf_bytes(ggml_type: GGMLType, values: NDArray[np.float32]) -> NDArray[np.uint8]:
@@ -59,16 +60,10 @@ def test_same_bits_as_gguf_for_steps_that_float16_flushes_to_zero(ggml_type: GGM
 @given(
     ggml_type=st.sampled_from(LEGACY),
     values=hnp.arrays(
-        np.float32, (2, 32), elements=st.floats(-5e5, 5e5, width=32, allow_nan=False, allow_infinity=False)
+        np.float32, (2, 32), elements=st.floats(-491520, 491520, width=32, allow_nan=False, allow_infinity=False)
     ),
 )
 def test_error_is_bounded_by_the_step(ggml_type: GGMLType, values: NDArray[np.float32]) -> None:
-    try:
-        packed = quantise(ggml_type, values)
-    except ParameterError:
-        assert ggml_type in AFFINE
-        assert values.min() < -65500
-        return
     exact = values.astype(np.float64)
     if ggml_type in AFFINE:
         offset = np.abs(exact.min(axis=1))
@@ -77,11 +72,16 @@ def test_error_is_bounded_by_the_step(ggml_type: GGMLType, values: NDArray[np.fl
         offset = np.zeros(len(values))
         span = np.abs(exact).max(axis=1)
     n_steps = N_STEPS[ggml_type]
+    if offset.max() >= FLOAT16_OVERFLOW:  # the range of the values keeps the step below it
+        with pytest.raises(ParameterError, match="too large for this type"):
+            quantise(ggml_type, values)
+        return
+    packed = quantise(ggml_type, values)
     # The step is stored in float16, and so is off by a little n_steps times over; the offset once.
     rounding = FLOAT16_RELATIVE * (span + offset) + FLOAT16_ABSOLUTE * (n_steps + 1)
     bound = WORST_ERROR[ggml_type] * span / n_steps + rounding
     error = np.abs(dequantise(ggml_type, packed, 32) - exact).max(axis=1)
-    assert (error <= 1.00001 * bound).all()
+    assert (error <= 1.001 * bound).all()  # the rest is float32 rounding
 
 
 @pytest.mark.parametrize("ggml_type", LEGACY, ids=lambda t: t.name)
