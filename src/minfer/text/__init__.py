@@ -1,0 +1,26 @@
+"""Text and tokens: tokenizers from GGUF metadata, streams of text, chat templates.
+
+`vocabulary` reads and checks what the file says; `partition` finds special tokens in a text; `bpe` (cut into words by
+`pretokenizers`) and `spm` turn the rest into ids; `stream` turns ids into text. `template` renders chat templates from
+`messages`, within the bounds that `sandbox`, `filters` and `budget` set. `tokenizer` joins them.
+"""
+
+from __future__ import annotations
+
+from minfer.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from minfer.text.stream import StreamDecoder
+from minfer.text.template import ChatTemplate
+from minfer.text.tokenizer import Tokenizer, build_tokenizer
+from minfer.text.vocabulary import TokenizerModel, TokenType, Vocabulary
+
+__all__ = [
+    "PRE_TOKENIZERS",
+    "ChatTemplate",
+    "PreTokenizer",
+    "StreamDecoder",
+    "TokenType",
+    "Tokenizer",
+    "TokenizerModel",
+    "Vocabulary",
+    "build_tokenizer",
+]

@@ -1,0 +1,253 @@
+"""The tokenizer of a model: text to ids, ids to text, chat messages to a prompt."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from minfer.errors import TemplateError, TokenizerError
+from minfer.text import bpe
+from minfer.text.messages import checked_text, map_strings, plain_messages
+from minfer.text.partition import TokenMatcher
+from minfer.text.stream import StreamDecoder
+from minfer.text.template import DEFAULT_TEMPLATE, ChatTemplate, read_templates
+from minfer.text.vocabulary import BYTE_TOKENS, SPECIAL_TYPES, TokenType, Vocabulary, read_vocabulary
+
+_TOOLS_TEMPLATE = "tool_use"
+_TRUSTED_ROLES = frozenset(("system", "developer", "assistant", "model"))
+_GUARD = "\ud800"  # no valid text holds a lone surrogate, so none can be confused with it
+
+
+class _Encoder(Protocol):
+    def encode(self, text: str) -> list[int]: ...
+
+
+def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+    """Builds the tokenizer that a GGUF file's metadata describes (`tokenizer.*`).
+
+    Raises:
+        UnsupportedError: another tokenizer model or pre-tokenizer than the supported ones.
+        TokenizerError: the vocabulary is incomplete or contradicts itself.
+    """
+    return Tokenizer(read_vocabulary(metadata), read_templates(metadata))
+
+
+class Tokenizer:
+    """Text to ids and back. It may be used from several threads."""
+
+    def __init__(self, vocabulary: Vocabulary, templates: Mapping[str, str]) -> None:
+        """
+        Args:
+            templates: the source of each of the file's chat templates, by name; the usual one is called `default`.
+        """
+        self.vocabulary = vocabulary
+        self._encoder, self._decode_normal = _build_encoder(vocabulary)
+        self._always = _matcher(vocabulary, {TokenType.USER_DEFINED})
+        self._special = _matcher(vocabulary, {TokenType.USER_DEFINED, *SPECIAL_TYPES})
+        names = {"bos": vocabulary.bos_id, "eos": vocabulary.eos_id, "unk": vocabulary.unk_id, "pad": vocabulary.pad_id}
+        variables = {
+            f"{name}_token": vocabulary.tokens[token_id] for name, token_id in names.items() if token_id is not None
+        }
+        self.chat_templates: Mapping[str, ChatTemplate] = {
+            name: ChatTemplate(source, variables, name) for name, source in templates.items()
+        }
+
+    @property
+    def n_vocab(self) -> int:
+        """How many tokens there are. The model's own embedding may have more rows."""
+        return self.vocabulary.n_vocab
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.vocabulary.bos_id
+
+    @property
+    def eos_id(self) -> int | None:
+        return self.vocabulary.eos_id
+
+    @property
+    def eog_ids(self) -> frozenset[int]:
+        """All tokens that end a generation."""
+        return self.vocabulary.eog_ids
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether the model wants a BOS token in front of every text; `with_bos` puts it there."""
+        return self.vocabulary.add_bos
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The file's usual chat template, or None. It is compiled when it is first used."""
+        return self.chat_templates.get(DEFAULT_TEMPLATE)
+
+    def tokenize(self, text: str, special: bool = False, add_bos: bool = False) -> list[int]:
+        """The ids of a text.
+
+        Args:
+            special: whether control tokens in the text are parsed; if not, they are plain text. (Tokens that a file
+            calls
+                user-defined are parsed always.)
+            add_bos: whether BOS is put in front if the model wants it, as `with_bos` does.
+
+        Raises:
+            ParameterError: `text` is not a string, or holds a lone surrogate.
+            TokenizerError: the vocabulary has no token for a byte of the text.
+        """
+        checked_text(text, "the text")
+        ids = self._encode(text, self._special if special else self._always)
+        return self.with_bos(ids) if add_bos else ids
+
+    def with_bos(self, ids: Sequence[int]) -> list[int]:
+        """The ids with BOS in front, exactly once, if the model wants it; else as they are."""
+        bos_id = self.vocabulary.bos_id
+        if not self.add_bos or bos_id is None or (ids and ids[0] == bos_id):
+            return list(ids)
+        return [bos_id, *ids]
+
+    def detokenize(self, ids: Sequence[int], special: bool = True) -> str:
+        """The text of ids. Bytes that are not UTF-8 become U+FFFD.
+
+        A SentencePiece model's text starts with a space that tokenising put there; it is taken away again.
+
+        Args:
+            special: whether control tokens are written out; if not, they are left out.
+
+        Raises:
+            TokenizerError: an id is out of range.
+        """
+        decoder = self.stream_decoder(special=special)
+        return "".join(map(decoder.push, ids)) + decoder.finish()
+
+    def stream_decoder(self, special: bool = True, *, at_start: bool = True) -> StreamDecoder:
+        """A decoder for ids that come one by one; see `detokenize`.
+
+        Args:
+            at_start: whether the ids are a text from its start. If they go on after other text, a SentencePiece model's
+                leading space belongs to them, and stays.
+        """
+        drop_leading_space = at_start and self.vocabulary.add_space_prefix
+        token_bytes = self.token_bytes if special else self._plain_bytes
+        return StreamDecoder(token_bytes, drop_leading_space=drop_leading_space)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to a text; none for a token that is not in use.
+
+        Raises:
+            TokenizerError: the id is out of range.
+        """
+        text = self.token_text(token_id)
+        kind = self.vocabulary.types[token_id]
+        if kind == TokenType.NORMAL:
+            return self._decode_normal(text)
+        if kind == TokenType.BYTE:
+            return bytes([BYTE_TOKENS[text]])
+        if kind in (TokenType.UNUSED, TokenType.UNDEFINED):
+            return b""
+        return text.encode()
+
+    def token_text(self, token_id: int) -> str:
+        """The token as the vocabulary writes it: `Ġthe` in byte-level BPE's alphabet of bytes, `▁the` in SPM.
+
+        Raises:
+            TokenizerError: the id is out of range.
+        """
+        if not 0 <= operator.index(token_id) < self.n_vocab:
+            raise TokenizerError(f"token id {token_id} is not in the vocabulary, which has {self.n_vocab} tokens")
+        return self.vocabulary.tokens[token_id]
+
+    def apply_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt that the file's chat template makes of messages; tokenise it with `special=True`.
+
+        With tools, a template named `tool_use` is used where the file has one. See `ChatTemplate.render`.
+
+        Raises:
+            ParameterError: the messages, tools or variables are not of the form they must have.
+            TemplateError: there is no template, or it fails.
+        """
+        return self._template(tools is not None).render(messages, tools, add_generation_prompt, **variables)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
+        """The ids of the prompt that the file's chat template makes of messages, with BOS if the model wants it.
+
+        Control tokens are parsed where the template wrote them, and where the assistant did. In what a user or a tool
+        said they are plain text, so nobody can end a message and start another from within one.
+
+        Raises:
+            As `apply_template` and `tokenize`.
+        """
+        template = self._template(tools is not None)
+        guarded = [
+            message if message["role"] in _TRUSTED_ROLES else self._guarded(message)
+            for message in plain_messages(messages)
+        ]
+        prompt = template.render_plain(template.variables(guarded, tools, add_generation_prompt, variables))
+        return self.with_bos(self._encode(prompt, self._special))
+
+    def _template(self, with_tools: bool) -> ChatTemplate:
+        if with_tools and _TOOLS_TEMPLATE in self.chat_templates:
+            return self.chat_templates[_TOOLS_TEMPLATE]
+        if self.chat_template is None:
+            raise TemplateError(
+                "the model has no chat template (tokenizer.chat_template), so it can't take messages; "
+                "give it the prompt as raw text"
+            )
+        return self.chat_template
+
+    def _guarded(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message with a mark after every character of a control token in it, so that none is found there."""
+
+        def guard(text: str) -> str:
+            return "".join(
+                piece if isinstance(piece, str) else self._guarded_token(piece) for piece in self._special.split(text)
+            )
+
+        return {key: value if key == "role" else map_strings(value, guard) for key, value in message.items()}
+
+    def _guarded_token(self, token_id: int) -> str:
+        text = self.vocabulary.tokens[token_id]
+        if self.vocabulary.types[token_id] in SPECIAL_TYPES:
+            return "".join(character + _GUARD for character in text)
+        return text
+
+    def _encode(self, text: str, matcher: TokenMatcher) -> list[int]:
+        ids: list[int] = []
+        after_special = True
+        for piece in matcher.split(text):
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                prefix = " " if after_special and self.vocabulary.add_space_prefix else ""
+                ids += self._encoder.encode(prefix + piece.replace(_GUARD, ""))
+            after_special = isinstance(piece, int)
+        return ids
+
+    def _plain_bytes(self, token_id: int) -> bytes:
+        data = self.token_bytes(token_id)
+        return b"" if self.vocabulary.types[token_id] in SPECIAL_TYPES else data
+
+
+def _build_encoder(vocabulary: Vocabulary) -> tuple[_Encoder, Callable[[str], bytes]]:
+    """What turns text into ids, and what turns the text of a normal token into bytes."""
+    if vocabulary.pre_tokenizer is not None:
+        return bpe.BpeEncoder(vocabulary, vocabulary.pre_tokenizer), bpe.decode_token
+    from minfer.text import spm  # a library that most models do not need
+
+    return spm.SpmEncoder(vocabulary), spm.decode_token
+
+
+def _matcher(vocabulary: Vocabulary, types: Collection[TokenType]) -> TokenMatcher:
+    ids = {vocabulary.tokens[token_id]: token_id for token_id in vocabulary.ids_of_types(types)}
+    return TokenMatcher(ids, vocabulary.rstrip_ids)
