@@ -1,0 +1,40 @@
+"""minfer: a local LLM inference engine in Python, kernels included.
+
+    import minfer
+
+    with minfer.load() as model:
+        print(model.generate([{"role": "user", "content": "Hello!"}], max_tokens=100).text)
+
+Exceptions are in `minfer.errors`; all derive from `MinferError`.
+"""
+
+from minfer.engine import (
+    FinishReason,
+    Generation,
+    Model,
+    Session,
+    Stats,
+    StopCause,
+    TextStream,
+    load,
+    load_tokenizer,
+)
+from minfer.errors import MinferError
+from minfer.text import Tokenizer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FinishReason",
+    "Generation",
+    "MinferError",
+    "Model",
+    "Session",
+    "Stats",
+    "StopCause",
+    "TextStream",
+    "Tokenizer",
+    "__version__",
+    "load",
+    "load_tokenizer",
+]

@@ -1,0 +1,135 @@
+"""What all verbs share: errors as one clear message, progress on stderr, and a clean end on Ctrl-C or a closed pipe."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ParamSpec, TextIO
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+from minfer.errors import MinferError, MinferWarning
+
+EXIT_ERROR = 1
+EXIT_INTERRUPTED = 130
+EXIT_CLOSED_PIPE = 141
+
+P = ParamSpec("P")
+
+
+def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Makes a verb end as a user expects: `error: ...` and exit code 1 for anything that is not a bug of ours."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            with _plain_warnings():
+                command(*args, **kwargs)
+        except MinferError as error:
+            print_error(str(error))
+            raise typer.Exit(EXIT_ERROR) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except BrokenPipeError:
+            # Python would complain once more when it flushes stdout at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(EXIT_CLOSED_PIPE) from None
+
+    return run
+
+
+def print_error(message: str) -> None:
+    """One message on stderr."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        Text("error: ", style="bold red"), message, sep="", markup=False
+    )
+
+
+def write_text(text: str, end: str = "") -> None:
+    """Writes to stdout at once, whatever its encoding can't hold as `?`."""
+    stream: TextIO = sys.stdout
+    data = text + end
+    try:
+        stream.write(data)
+    except UnicodeEncodeError:
+        encoding = stream.encoding or "utf-8"
+        stream.write(data.encode(encoding, "replace").decode(encoding))
+    stream.flush()
+
+
+class DownloadBar:
+    """The progress of a download, as a bar on stderr; nothing where stderr is no terminal but a line for each phase."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._bar: RichProgress | None = None
+
+    def start(self, description: str, total_bytes: int | None) -> None:
+        if not self._console.is_terminal:
+            self._console.print(f"{description} ...", highlight=False, markup=False)
+            return
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
+        self._bar = RichProgress(
+            *columns, TransferSpeedColumn(), TimeRemainingColumn(), console=self._console, transient=True
+        )
+        self._bar.add_task(description, total=total_bytes)
+        self._bar.start()
+
+    def advance(self, n_bytes: int) -> None:
+        if self._bar is not None:
+            self._bar.advance(self._bar.task_ids[0], n_bytes)
+
+    def finish(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class Spinner:
+    """A line on stderr that says what is being waited for, while there is nothing to show yet; for terminals only."""
+
+    def __init__(self, text: str) -> None:
+        self._status = Console(stderr=True).status(text) if sys.stderr.isatty() and sys.stdout.isatty() else None
+        if self._status is not None:
+            self._status.start()
+
+    def update(self, text: str) -> None:
+        if self._status is not None:
+            self._status.update(text)
+
+    def stop(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Shows our own warnings as one line on stderr."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", MinferWarning)
+        show = warnings.showwarning
+
+        def one_line(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, MinferWarning):
+                print(f"warning: {message}", file=sys.stderr)  # noqa: T201
+            else:
+                show(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = one_line
+        yield

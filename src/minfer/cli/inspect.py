@@ -1,0 +1,169 @@
+"""minfer inspect: what is in a model file, and the graph that it becomes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from minfer.backends import BACKEND_NAMES, make_backend
+from minfer.cli.console import DownloadBar, reports_errors, write_text
+from minfer.cli.run import MODEL_HELP
+from minfer.engine import CACHE_TYPES
+from minfer.engine.runtime import step_bounds
+from minfer.errors import ParameterError
+from minfer.gguf import GGUFArray, GGUFFile, open_gguf
+from minfer.graph import Graph, to_dot, to_json, to_text
+from minfer.hub import resolve_model
+from minfer.models import HParams, declare_graph
+from minfer.passes import PIPELINE, PassContext, run_passes
+from minfer.quants import row_bytes
+from minfer.settings import read_settings
+
+_N_CTX_FOR_PLAN = 2048
+_MAX_SHOWN = 76
+
+
+class GraphFormat(StrEnum):
+    """How a graph is shown."""
+
+    TEXT = "text"
+    DOT = "dot"
+    JSON = "json"
+
+
+@reports_errors
+def inspect(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)] = "default",
+    graph: Annotated[bool, typer.Option("--graph", help="Show the graph, as built and after each pass.")] = False,
+    after: Annotated[
+        str | None,
+        typer.Option(help="With --graph: only after this pass (`built` for before any).", show_default=False),
+    ] = None,
+    graph_format: Annotated[
+        GraphFormat, typer.Option("--format", help="With --graph: text, dot (Graphviz) or json.")
+    ] = GraphFormat.TEXT,
+    backend: Annotated[str | None, typer.Option(help="With --graph: the backend to lower for.")] = None,
+) -> None:
+    """Show a model file: metadata, tensors, parameters, KV bytes a position; with --graph the compute graph.
+
+    Examples:
+
+        minfer inspect default
+
+        minfer inspect default --graph --after plan_memory
+
+        minfer inspect default --graph --after fuse_add_norm --format dot | dot -Tsvg > graph.svg
+    """
+    if not graph and (after is not None or graph_format is not GraphFormat.TEXT):
+        raise ParameterError("--after and --format go with --graph")
+    settings = read_settings()
+    with open_gguf(resolve_model(model, cache_dir=settings.cache_dir, progress=DownloadBar())) as file:
+        if graph:
+            _show_graph(file, after, graph_format, backend or settings.backend or BACKEND_NAMES[0])
+        else:
+            _show_file(file)
+
+
+def _show_file(file: GGUFFile) -> None:
+    lines = [f"{path} ({path.stat().st_size:,} bytes)" for path in file.paths]
+    lines.append(f"GGUF v{file.version}, {len(file.metadata)} metadata keys, {len(file.tensors)} tensors")
+    lines += ["", "metadata"]
+    lines += [
+        f"  {key} ({file.metadata.value_type(key).name.lower()}) = {_shown(file.metadata[key])}"
+        for key in file.metadata
+    ]
+    lines += ["", "tensors"]
+    width = max((len(name) for name in file.tensors), default=0)
+    for name, info in file.tensors.items():
+        shape = " x ".join(str(n) for n in info.shape)
+        lines.append(f"  {name:<{width}}  {info.ggml_type.name:<8} {shape:<16} {info.n_bytes:>14,} bytes")
+    lines += ["", *_totals(file)]
+    write_text("\n".join(lines), "\n")
+    if file.tensors:
+        hparams, _ = declare_graph(file)
+        write_text("\n".join(["", "parameters", *_hparam_lines(hparams)]), "\n")
+
+
+def _totals(file: GGUFFile) -> list[str]:
+    by_type: dict[str, tuple[int, int]] = {}
+    for info in file.tensors.values():
+        n_values, n_bytes = by_type.get(info.ggml_type.name, (0, 0))
+        by_type[info.ggml_type.name] = (n_values + info.n_values, n_bytes + info.n_bytes)
+    lines = ["totals"]
+    for name, (n_values, n_bytes) in sorted(by_type.items(), key=lambda item: -item[1][1]):
+        lines.append(
+            f"  {name:<8} {n_values:>16,} values {n_bytes:>16,} bytes ({8 * n_bytes / n_values:.2f} bits a value)"
+        )
+    n_values = sum(n for n, _ in by_type.values())
+    n_bytes = sum(n for _, n in by_type.values())
+    return [*lines, f"  {'all':<8} {n_values:>16,} values {n_bytes:>16,} bytes"]
+
+
+def _hparam_lines(hparams: HParams) -> list[str]:
+    rope = hparams.rope
+    numbers = {
+        "architecture": hparams.architecture,
+        "n_layers": hparams.n_layers,
+        "n_embd": hparams.n_embd,
+        "n_heads": hparams.n_heads,
+        "n_kv_heads": hparams.n_kv_heads,
+        "head_dim": hparams.head_dim,
+        "value_dim": hparams.value_dim,
+        "n_ff": hparams.n_ff,
+        "n_vocab": hparams.n_vocab,
+        "n_ctx_train": hparams.n_ctx_train,
+        "norm_eps": hparams.norm_eps,
+        "window": hparams.window or "none",
+        "rope": f"n_rot {rope.n_rot}, base {rope.freq_base:g}, scaling {rope.scaling.value} (factor {rope.factor:g})",
+    }
+    lines = [f"  {name} = {value}" for name, value in numbers.items()]
+    for name, ggml_type in CACHE_TYPES.items():
+        try:
+            n_bytes = (
+                hparams.n_layers
+                * hparams.n_kv_heads
+                * sum(row_bytes(ggml_type, width) for width in (hparams.head_dim, hparams.value_dim))
+            )
+        except ValueError:
+            continue  # the width is no whole number of the type's blocks: the type can't be used with this model
+        lines.append(f"  KV bytes a position, {name} = {n_bytes:,}")
+    return lines
+
+
+def _show_graph(file: GGUFFile, after: str | None, graph_format: GraphFormat, backend: str) -> None:
+    names = ["built", *(name for name, _ in PIPELINE)]
+    if after is not None and after not in names:
+        raise ParameterError(f"there is no pass {after!r}; there are {', '.join(names)}")
+    _, built = declare_graph(file)
+    context = PassContext((make_backend(backend),), step_bounds(_N_CTX_FOR_PLAN))
+    if graph_format is not GraphFormat.TEXT and after is None:
+        after = names[-1]
+    for name, graph in run_passes(built, context):
+        if after is None:
+            write_text(f"== {name}: {len(graph.nodes)} nodes", "\n")
+        if after in (None, name):
+            write_text(_formatted(graph, graph_format), "\n")
+
+
+def _formatted(graph: Graph, graph_format: GraphFormat) -> str:
+    match graph_format:
+        case GraphFormat.TEXT:
+            return to_text(graph)
+        case GraphFormat.DOT:
+            return to_dot(graph)
+        case GraphFormat.JSON:
+            return to_json(graph)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, GGUFArray):
+        first = ", ".join(repr(value[i]) for i in range(min(4, len(value))))
+        more = ", ..." if len(value) > 4 else ""
+        return _cut(f"{value.element_type.name.lower()}[{len(value):,}] [{first}{more}]")
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}... ({len(text):,} characters)"

@@ -1,0 +1,49 @@
+"""The command `minfer`: one file a verb."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import minfer
+from minfer.cli.console import EXIT_INTERRUPTED, write_text
+from minfer.cli.inspect import inspect
+from minfer.cli.models import models
+from minfer.cli.run import run
+
+app = typer.Typer(
+    name="minfer",
+    help="A local LLM inference engine in Python: opens a GGUF file and answers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(run)
+app.command()(inspect)
+app.command()(models)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        write_text(f"minfer {minfer.__version__}", "\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A local LLM inference engine in Python: opens a GGUF file and answers."""
+
+
+def main() -> None:
+    """The entry point."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)

@@ -1,0 +1,130 @@
+"""From a name to a model that is ready to run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minfer.backends import BACKEND_NAMES, make_backend
+from minfer.engine.model import Model
+from minfer.engine.plan import ExecutionPlan
+from minfer.engine.runtime import Runtime, step_bounds
+from minfer.errors import MinferWarning, ModelError, ParameterError, UnsupportedError
+from minfer.gguf import GGUFFile, open_gguf
+from minfer.hub import Progress, resolve_model
+from minfer.models import HParams, KVTypes, declare_graph
+from minfer.passes import PassContext, lower
+from minfer.quants import GGMLType
+from minfer.settings import Settings, read_settings
+from minfer.text import Tokenizer, build_tokenizer
+from minfer.trace import HiddenStateDumper, Observer, TraceRecorder
+
+DEFAULT_N_CTX: Final = 8192
+"""The context where none is asked for, unless the model was trained with less."""
+
+CACHE_TYPES: Final[Mapping[str, GGMLType]] = MappingProxyType(
+    {"f32": GGMLType.F32, "f16": GGMLType.F16, "q8_0": GGMLType.Q8_0}
+)
+
+
+def load(
+    path_or_name: str | Path = "default",
+    n_ctx: int | None = None,
+    threads: int | None = None,
+    backend: str | None = None,
+    cache_type: str = "f32",
+    *,
+    progress: Progress | None = None,
+) -> Model:
+    """Opens a model.
+
+    Args:
+        path_or_name: a path, `default`, the name of a model in the cache, or `hf:owner/repo:file.gguf`.
+        n_ctx: how many positions a sequence may have; by default what the model was trained with, up to 8192.
+        threads: how many threads compute; by default the backend decides.
+        backend: by default `MINFER_BACKEND`, or the first of `minfer.backends.BACKEND_NAMES`.
+        cache_type: the type of the KV cache: f32, f16 or q8_0.
+        progress: told about a download.
+
+    Raises:
+        ModelNotFoundError, DownloadError: no such model, or it could not be fetched.
+        GGUFError, ModelError, TokenizerError: the file is damaged or does not fit together.
+        UnsupportedError: an architecture, type, backend or cache type that is not supported.
+        ParameterError: a value out of its range.
+    """
+    settings = read_settings()
+    for name, value in (("n_ctx", n_ctx), ("threads", threads)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ParameterError(f"{name} must be an integer of at least 1, not {value!r}")
+    if cache_type not in CACHE_TYPES:
+        raise UnsupportedError(f"cache type {cache_type!r}", CACHE_TYPES)
+    runner = make_backend(backend or settings.backend or BACKEND_NAMES[0])
+    file = open_gguf(resolve_model(path_or_name, cache_dir=settings.cache_dir, progress=progress))
+    try:
+        kv_types = KVTypes(CACHE_TYPES[cache_type], CACHE_TYPES[cache_type])
+        hparams, graph = declare_graph(file, kv_types)
+        tokenizer = build_tokenizer(file.metadata)
+        if tokenizer.n_vocab != hparams.n_vocab:
+            raise ModelError(
+                f"the tokenizer has {tokenizer.n_vocab} tokens, and token_embd.weight has {hparams.n_vocab} rows"
+            )
+        size = _context_size(n_ctx, hparams)
+        bounds = step_bounds(size)
+        lowered = lower(graph, PassContext((runner,), bounds))
+        plan = ExecutionPlan(lowered, (runner,), FileWeights(file), bounds, n_threads=threads)
+        return Model(file, tokenizer, Runtime(plan, hparams, size, bounds, _observers(settings)))
+    except BaseException:
+        file.close()
+        raise
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Opens the tokenizer of a file alone; the file may hold a vocabulary and no tensors. Takes the names that
+    `load` takes.
+
+    Raises:
+        ModelNotFoundError, GGUFError, TokenizerError, UnsupportedError: as for `load`.
+    """
+    with open_gguf(resolve_model(path, cache_dir=read_settings().cache_dir)) as file:
+        return build_tokenizer(file.metadata)
+
+
+class FileWeights:
+    """The weights of a file, as backends read them."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._file = file
+
+    def packed(self, name: str) -> NDArray[np.uint8]:
+        return self._file.tensor_data(name)
+
+    def release(self, name: str) -> None:
+        self._file.release(name)
+
+
+def _context_size(n_ctx: int | None, hparams: HParams) -> int:
+    if n_ctx is None:
+        return min(hparams.n_ctx_train, DEFAULT_N_CTX)
+    if n_ctx > hparams.n_ctx_train:
+        warnings.warn(
+            f"n_ctx {n_ctx} is more than the {hparams.n_ctx_train} positions that the model was trained with: "
+            "its answers may get worse beyond them",
+            MinferWarning,
+            stacklevel=3,
+        )
+    return n_ctx
+
+
+def _observers(settings: Settings) -> list[Observer]:
+    observers: list[Observer] = []
+    if settings.trace_path is not None:
+        observers.append(TraceRecorder(settings.trace_path))
+    if settings.dump_dir is not None:
+        observers.append(HiddenStateDumper(settings.dump_dir))
+    return observers

@@ -1,0 +1,47 @@
+"""What a prompt may be, and the token ids that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minfer.errors import ParameterError
+from minfer.text import Tokenizer
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | NDArray[np.integer] | Sequence[Message]
+"""Raw text, token ids, or chat messages (`{"role": ..., "content": ...}`) for the file's template."""
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, *, special: bool = False) -> tuple[int, ...]:
+    """The token ids of a prompt; BOS, where the model wants one, exactly once. Ids are taken as they are.
+
+    `special` lets special tokens in raw text be parsed. In messages, those of the template are, and those that a
+    user or a tool wrote are not.
+
+    Raises:
+        ParameterError: a prompt of another kind.
+        TemplateError: messages, and the file's chat template is missing or fails.
+    """
+    if isinstance(prompt, str):
+        return tuple(tokenizer.with_bos(tokenizer.tokenize(prompt, special=special)))
+    if isinstance(prompt, np.ndarray):
+        if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
+            raise ParameterError(
+                f"token ids must be a one-dimensional array of integers, not {prompt.dtype}{prompt.shape}"
+            )
+        return tuple(prompt.tolist())
+    if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
+        items = list(prompt)
+        if items and all(isinstance(item, Mapping) for item in items):
+            messages = [item for item in items if isinstance(item, Mapping)]
+            return tuple(tokenizer.encode_chat(messages))
+        ids = [int(item) for item in items if isinstance(item, (int, np.integer)) and not isinstance(item, bool)]
+        if len(ids) == len(items):
+            return tuple(ids)
+    raise ParameterError(
+        f"a prompt is a string, a list of token ids or a list of messages, not {type(prompt).__name__}"
+    )

@@ -1,0 +1,68 @@
+"""What a generation gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended, in the terms that OpenAI's clients know."""
+
+    STOP = "stop"
+    """the model ended its answer, or a stop string was met"""
+    LENGTH = "length"
+    """max_tokens, or the end of the context"""
+    CANCELLED = "cancelled"
+    """the caller stopped reading"""
+
+
+class StopCause(StrEnum):
+    """What exactly ended a generation."""
+
+    END_OF_GENERATION = "end_of_generation"
+    STOP_STRING = "stop_string"
+    MAX_TOKENS = "max_tokens"
+    CONTEXT_END = "context_end"
+    CANCELLED = "cancelled"
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        match self:
+            case StopCause.END_OF_GENERATION | StopCause.STOP_STRING:
+                return FinishReason.STOP
+            case StopCause.MAX_TOKENS | StopCause.CONTEXT_END:
+                return FinishReason.LENGTH
+            case StopCause.CANCELLED:
+                return FinishReason.CANCELLED
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts and seconds. Prefill is the prompt; decode is every token that was generated after the first."""
+
+    n_prefill_tokens: int
+    prefill_s: float
+    n_decode_tokens: int
+    decode_s: float
+    seed: int
+    """the seed that was used; with the same parameters it gives the same tokens again"""
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        return self.n_prefill_tokens / self.prefill_s if self.prefill_s > 0 else 0.0
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        return self.n_decode_tokens / self.decode_s if self.decode_s > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished answer. The end-of-generation token is not among `tokens`; a stop string is not in `text`."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_cause: StopCause
+    stats: Stats

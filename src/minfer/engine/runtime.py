@@ -1,0 +1,119 @@
+"""Steps over sequences: from tokens and page lists to the arrays of a step, and its logits back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minfer.engine.kv_cache import KVSequence, PagePool, cells_of, pages_for
+from minfer.engine.plan import ExecutionPlan
+from minfer.errors import ParameterError
+from minfer.graph import PAGE_SIZE, Bounds, StepInputs, Symbol
+from minfer.models import HParams
+from minfer.trace import Observer
+
+MAX_TOKENS_PER_STEP = 512
+MAX_OUTPUTS_PER_STEP = 64
+N_SEQUENCES = 4
+"""Sequences of full length that the cache has room for; their memory is taken from the system only as it is used."""
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """One sequence's share of a step: new tokens from `first_position` on, and the rows of them whose logits are
+    wanted."""
+
+    tokens: Sequence[int]
+    first_position: int
+    pages: tuple[int, ...]
+    output_rows: Sequence[int]
+
+
+def step_bounds(n_ctx: int, max_tokens_per_step: int = MAX_TOKENS_PER_STEP) -> Bounds:
+    """The largest sizes of a step, and the size of the cache, for a context of `n_ctx`."""
+    n_pages = pages_for(n_ctx) * N_SEQUENCES
+    return {
+        Symbol.N_TOKENS: max_tokens_per_step,
+        Symbol.N_OUTPUTS: min(MAX_OUTPUTS_PER_STEP, max_tokens_per_step),
+        Symbol.N_PAGES: n_pages,
+        Symbol.N_CELLS: n_pages * PAGE_SIZE,
+    }
+
+
+def make_inputs(parts: Sequence[StepPart]) -> StepInputs:
+    """The arrays of one step."""
+    tokens, positions, cells, spans, pages, rows = [], [], [], [], [], []
+    n_tokens = n_pages = 0
+    for part in parts:
+        where = np.arange(part.first_position, part.first_position + len(part.tokens), dtype=np.int32)
+        tokens.append(np.asarray(part.tokens, np.int32))
+        positions.append(where)
+        cells.append(cells_of(part.pages, where))
+        spans.append(np.stack([np.full_like(where, n_pages), where + 1], axis=1))
+        pages.append(np.asarray(part.pages, np.int32))
+        rows.append(np.asarray(part.output_rows, np.int32) + np.int32(n_tokens))
+        n_tokens += len(part.tokens)
+        n_pages += len(part.pages)
+    return StepInputs(*(np.concatenate(arrays) for arrays in (tokens, positions, cells, spans, pages, rows)))
+
+
+class Runtime:
+    """A compiled model with its cache. Steps from several threads take turns."""
+
+    def __init__(
+        self, plan: ExecutionPlan, hparams: HParams, n_ctx: int, bounds: Bounds, observers: Sequence[Observer]
+    ) -> None:
+        self.hparams = hparams
+        self.n_ctx = n_ctx
+        self.pool = PagePool(bounds[Symbol.N_CELLS] // PAGE_SIZE)
+        self._plan = plan
+        self._bounds = bounds
+        self._observers = tuple(observers)
+        self._lock = threading.Lock()
+
+    @property
+    def max_tokens_per_step(self) -> int:
+        return self._bounds[Symbol.N_TOKENS]
+
+    @property
+    def max_outputs_per_step(self) -> int:
+        return self._bounds[Symbol.N_OUTPUTS]
+
+    def sequence(self) -> KVSequence:
+        """A new, empty sequence."""
+        return KVSequence(self.pool, self.n_ctx)
+
+    def step(self, parts: Sequence[StepPart]) -> NDArray[np.float32]:
+        """Runs one step over the parts: logits f32 [n_outputs, n_vocab], in the order of the parts.
+
+        Raises:
+            ContextError: a position >= n_ctx.
+            ParameterError: a token that is not in the vocabulary.
+        """
+        for part in parts:
+            check_tokens(part.tokens, self.hparams.n_vocab)
+        inputs = make_inputs(parts)
+        inputs.check(n_vocab=self.hparams.n_vocab, n_ctx=self.n_ctx, bounds=self._bounds)
+        with self._lock:
+            return self._plan.step(inputs, self._observers)
+
+    def close(self) -> None:
+        with self._lock:
+            self._plan.close()
+            for observer in self._observers:
+                observer.close()
+
+
+def check_tokens(tokens: Sequence[int], n_vocab: int) -> None:
+    """Refuses ids that are not in the vocabulary.
+
+    Raises:
+        ParameterError: names the first one.
+    """
+    for token in tokens:
+        if not 0 <= token < n_vocab:
+            raise ParameterError(f"token id {token} is not in the vocabulary of {n_vocab}")
