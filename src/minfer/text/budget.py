@@ -5,10 +5,10 @@ not from `'x' * 10**9`, from a loop that never ends, or from a list that holds a
 thread that runs such a thing can't be ended from outside, so every step of a rendering asks here first (`sandbox` sees
 to that).
 
-A unit is about a byte: a character counts one, an element of a list eight. A rendering has a fixed number of them,
-more with more input. What counts is all that is ever made, not what is alive at a time. This bounds memory, and most
-of the work. Steps that make little out of much (`x in long_list`) are bounded by computing time: the thread's own, not
-the clock's, so that no rendering fails because the machine is busy.
+A unit is about a byte: a character counts one, an element of a list eight. A rendering may use a fixed number of them,
+and more with more input. What counts is all that is ever made, not what is alive at a time. This bounds memory, and
+most of the work. Steps that make little out of much (`x in long_list`) are bounded by computing time: the thread's own,
+not the clock's, so that no rendering fails because the machine is busy.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from minfer.errors import TemplateError
 from minfer.text.messages import MAX_DEPTH
 
 BASE_UNITS = 4_000_000
+BASE_SECONDS = 1.0
 UNITS_PER_INPUT = 64
-"""Units for each unit of what the template is given: messages, tools, variables."""
-MAX_SECONDS = 1.0
+SECONDS_PER_INPUT = 1e-6
+"""For each unit of what the template is given: messages, tools, variables."""
 MAX_INT_BITS = 4096
 
 _ELEMENT_UNITS = 8
@@ -42,9 +43,10 @@ class Budget:
         # object is kept so that no other one gets its id.
         self._known: dict[int, tuple[Any, int, int]] = {}
         self._n_allowed = sys.maxsize
-        self._n_allowed = BASE_UNITS + UNITS_PER_INPUT * self.size(inputs)
-        self._n_left = self._n_allowed
-        self._deadline_s = time.thread_time() + MAX_SECONDS
+        n_units = self.size(inputs)
+        self._n_left = self._n_allowed = BASE_UNITS + UNITS_PER_INPUT * n_units
+        self._allowed_s = BASE_SECONDS + SECONDS_PER_INPUT * n_units
+        self._deadline_s = time.thread_time() + self._allowed_s
 
     def spend(self, n_units: int) -> None:
         """
@@ -58,27 +60,29 @@ class Budget:
                 "included"
             )
         if time.thread_time() > self._deadline_s:
-            raise TemplateError(f"the chat template takes too long: more than {MAX_SECONDS} s of computing")
+            raise TemplateError(f"the chat template takes too long: more than {self._allowed_s:.1f} s of computing")
 
     def charge(self, value: T) -> T:
         """Pays for a value that has just been made, and gives it back."""
-        is_new = id(value) not in self._known
-        self.size(value)
-        self.spend(1 + _own_units(value) if is_new else 1)
+        if isinstance(value, Namespace) or id(value) in self._known:
+            self.spend(1)
+        else:
+            self.size(value)
+            self.spend(1 + _own_units(value))
         return value
 
     def size(self, value: Any) -> int:
         """The units of a value when it is written out: what a container holds in two places counts twice.
 
         Raises:
-            TemplateError: it is more than the whole allowance, it nests too deep, or an integer in it is too large.
+            TemplateError: it is more than the whole allowance, it nests too deep, an integer in it is too large, or it
+            is
+                a namespace, which is the one thing that can change and so has no size.
         """
         return self._measure(value, 0)[0]
 
     def text(self, value: Any) -> str:
         """What a template writes for a value: `str(value)`, paid for before it is made."""
-        if isinstance(value, Namespace):
-            raise TemplateError("the chat template writes out a namespace, which is not supported")
         self.spend(1 + self.size(value))
         return str(value)
 
@@ -93,6 +97,8 @@ class Budget:
             if value.bit_length() > MAX_INT_BITS:
                 raise TemplateError(f"the chat template computes an integer of more than {MAX_INT_BITS} bits")
             return 1, 0
+        if isinstance(value, Namespace):
+            raise TemplateError("the chat template writes out a namespace, or puts it into a list: not supported")
         if not isinstance(value, (list, tuple, dict)):
             return 1, 0
         if id(value) not in self._known:
@@ -106,8 +112,6 @@ class Budget:
         if level > _MAX_VALUE_DEPTH:
             raise TemplateError("the chat template nests lists too deep")
         for item in items:
-            if isinstance(item, Namespace):  # it can change, so it can't be measured once and for all
-                raise TemplateError("the chat template puts a namespace into a list, which is not supported")
             item_size, item_depth = self._measure(item, level + 1)
             size += item_size
             depth = max(depth, item_depth + 1)

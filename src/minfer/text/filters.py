@@ -17,6 +17,7 @@ from jinja2 import pass_context
 from jinja2.filters import FILTERS, do_indent, do_round, do_sum, make_attrgetter
 from jinja2.runtime import Context
 from jinja2.tests import TESTS
+from jinja2.utils import Namespace
 
 from minfer.errors import TemplateError
 from minfer.text.budget import Budget
@@ -42,12 +43,13 @@ def bounded_filters() -> dict[str, Callable[..., Any]]:
         "slice": _in_parts("slice"),
     }
     kept: dict[str, Any] = {name: function for name, function in FILTERS.items() if name not in _LEFT_OUT}
-    return {name: _paid(function) for name, function in (kept | own).items()}
+    return {name: _paid(function, refused=(Namespace,)) for name, function in (kept | own).items()}
 
 
 def bounded_tests() -> dict[str, Any]:
     """All tests (`is defined`) by name. Each takes the context first, too."""
-    return {name: _paid(function) for name, function in TESTS.items()}
+    tests: dict[str, Any] = TESTS
+    return {name: _paid(function) for name, function in tests.items()}
 
 
 def check_percent_format(budget: Budget, template: str, values: Any) -> None:
@@ -62,15 +64,18 @@ def check_percent_format(budget: Budget, template: str, values: Any) -> None:
     budget.spend(len(template) + template.count("%") * (_MAX_WIDTH + budget.size(values)))
 
 
-def replaced(budget: Budget, text: str, old: str, new: str, count: int = -1, /) -> str:
+def replaced(budget: Budget, text: str, old: str, new: str, /, count: int = -1) -> str:
     """`text.replace(old, new, count)`, paid for first."""
     n_places = text.count(old) if count < 0 else min(count, text.count(old))
     budget.spend(len(text) + n_places * len(new))
     return text.replace(old, new, count)
 
 
-def _paid(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter or test that takes the context first, and pays for its result; an iterator becomes a list."""
+def _paid(function: Callable[..., Any], refused: tuple[type, ...] = ()) -> Callable[..., Any]:
+    """A filter or test that takes the context first, and pays for its result; an iterator becomes a list.
+
+    It is not used on values of the `refused` types: a namespace has no bounded size to write out (see `Budget.size`).
+    """
     takes = getattr(function, "jinja_pass_arg", None)
 
     @pass_context
@@ -78,6 +83,8 @@ def _paid(function: Callable[..., Any]) -> Callable[..., Any]:
     def paid(context: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         budget: Budget = context.budget
         budget.spend(1)
+        if isinstance(value, refused):
+            raise TemplateError(f"the chat template uses a filter on a {type(value).__name__}, which is not supported")
         result = function(*_passed(takes, context), value, *args, **kwargs)
         return budget.charge(list(result) if isinstance(result, Iterator) else result)
 

@@ -4,8 +4,8 @@ GGUF names one in `tokenizer.ggml.pre`. Each is a list of regular expressions, u
 cuts every piece so far into its matches and the gaps between them, and both stay pieces. The names and the expressions
 are llama.cpp's; where its matcher departs from the plain reading of an expression, ours is written to do what it does:
 
-- in an expression with a general category (`\\p{L}`), `~` is neither punctuation nor a symbol;
-- in one without, white space beyond ASCII is matched by `\\s` only, never by a range that holds it;
+- in an expression without a general category (`\\p{L}`), white space beyond ASCII is matched by `\\s` only, never by
+  a range that holds it;
 - only ASCII letters have a case: every other letter may stand for a capital and for a small one.
 
 The dialect is Oniguruma's, which the `tokenizers` library uses; there `&&` intersects character classes, and `\\s` is
@@ -77,8 +77,8 @@ _DEEPSEEK_EAST_ASIAN = "[[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]&&[^\\s]]+"
 _DEEPSEEK_V3 = "|".join(
     (
         r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
-        r"(?:[^\r\n\p{L}\p{P}\p{S}]|~)?[\p{L}\p{M}]+",
-        r" ?[\p{P}\p{S}&&[^~]]+[\r\n]*",
+        r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+        r" ?[\p{P}\p{S}]+[\r\n]*",
         _SPACE,
     )
 )

@@ -17,13 +17,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any
 
 from jinja2 import nodes, pass_context
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from minfer.errors import TemplateError
@@ -61,8 +62,7 @@ _METHODS: Mapping[type, frozenset[str]] = {
 }
 _FORMAT_WIDTH = re.compile(r"\{[^{}]*:[^{}]*(?:\d{4}|\{)")
 _MAX_FORMAT_WIDTH = 999
-
-N = TypeVar("N", bound=nodes.Expr)
+_JINJA_KEYWORDS = frozenset(("_loop_vars", "_block_vars"))  # what compiled templates add to every call in a loop
 
 
 class BudgetContext(Context):
@@ -88,6 +88,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=("jinja2.ext.loopcontrols", _GenerationBlock),
             finalize=_finalize,
+            optimized=False,  # it would work out constants while it compiles, where no budget holds
         )
         self.context_class = BudgetContext
         self.filters = bounded_filters()
@@ -118,7 +119,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             budget.spend(len(left) + len(right))
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             if left.bit_length() * abs(right) > MAX_INT_BITS:
-                raise TemplateError(f"the chat template computes {left}**{right}, which is too large")
+                raise TemplateError(f"the chat template computes a power of more than {MAX_INT_BITS} bits")
         elif operator == "%" and isinstance(left, str):
             check_percent_format(budget, left, right)
         return budget.charge(super().call_binop(context, operator, left, right))
@@ -127,15 +128,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         budget = _budget(__context)
         if isinstance(__obj, MethodType) and __obj.__self__ is __self:
             return __obj(budget, *args)  # a call that `_BudgetCalls` has put there
-        for value in (*args, *kwargs.values()):
-            budget.size(value)
+        keywords = {name: value for name, value in kwargs.items() if name not in _JINJA_KEYWORDS}
+        for value in (*args, *keywords.values()):
+            if not isinstance(value, Namespace):
+                budget.size(value)
         if isinstance(__obj, LoopContext) and args:
             args = (__self.bounded_iteration(budget, args[0], 0), *args[1:])  # a recursive loop over something else
         receiver = getattr(__obj, "__self__", None)
         if isinstance(receiver, str) and __obj.__name__ == "replace":
-            result: Any = replaced(budget, receiver, *args, **kwargs)
+            result: Any = replaced(budget, receiver, *args, **keywords)
         elif isinstance(receiver, str) and __obj.__name__ == "join":
-            result = receiver.join(_join_items(budget, receiver, *args))
+            result = receiver.join(_join_items(budget, receiver, *args, **keywords))
         else:
             result = super().call(__context, __obj, *args, **kwargs)
         if isinstance(result, (Iterator, KeysView, ValuesView, ItemsView)):
