@@ -35,7 +35,7 @@ class GraphFormat(StrEnum):
 
 @reports_errors
 def inspect(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)] = "default",
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = "default",
     graph: Annotated[bool, typer.Option("--graph", help="Show the graph, as built and after each pass.")] = False,
     after: Annotated[
         str | None,

@@ -21,7 +21,8 @@ MODEL_HELP = "A path, `default`, the name of a model in the cache (see `minfer m
 @reports_errors
 def run(
     prompt: Annotated[
-        str | None, typer.Argument(help="The prompt. `-`, or none with something piped in, reads it from stdin.")
+        str | None,
+        typer.Argument(metavar="PROMPT", help="The prompt. `-`, or none with something piped in, reads it from stdin."),
     ] = None,
     model: Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)] = "default",
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Stop after so many tokens.")] = (

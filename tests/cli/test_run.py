@@ -1,0 +1,158 @@
+"""minfer run, as a user meets it: the answer on stdout, the rest on stderr, no traceback for what is not our bug."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import minfer
+from tiny_load import tiny_path
+from tiny_models import write_unknown_architecture
+
+GREEDY = ("--temperature", "0", "--ignore-eos", "--max-tokens", "8")
+
+
+def test_a_chat_answer(cli, tiny: Path) -> None:
+    done = cli("run", "hello", "--model", tiny, *GREEDY)
+    with minfer.load(tiny) as model:
+        messages = [{"role": "user", "content": "hello"}]
+        want = model.generate(messages, max_tokens=8, temperature=0, ignore_eos=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == want.text.removesuffix("\n") + "\n"
+
+
+def test_raw_and_system_and_special(cli, tiny: Path) -> None:
+    with minfer.load(tiny) as model:
+        raw = model.generate("hello", max_tokens=8, temperature=0, ignore_eos=True)
+        messages = [{"role": "system", "content": "be"}, {"role": "user", "content": "hello"}]
+        with_system = model.generate(messages, max_tokens=8, temperature=0, ignore_eos=True)
+        special = model.generate("<|im_start|>", max_tokens=8, temperature=0, ignore_eos=True, special=True)
+    assert cli("run", "hello", "--raw", "-m", tiny, *GREEDY).stdout == raw.text.removesuffix("\n") + "\n"
+    got = cli("run", "hello", "--system", "be", "-m", tiny, *GREEDY).stdout
+    assert got == with_system.text.removesuffix("\n") + "\n"
+    got = cli("run", "<|im_start|>", "--raw", "--special", "-m", tiny, *GREEDY).stdout
+    assert got == special.text.removesuffix("\n") + "\n"
+
+
+@pytest.mark.parametrize("argument", [(), ("-",)])
+def test_a_piped_prompt(cli, tiny: Path, argument: tuple[str, ...]) -> None:
+    piped = cli("run", *argument, "--raw", "-m", tiny, *GREEDY, stdin="hello")
+    given = cli("run", "hello", "--raw", "-m", tiny, *GREEDY)
+    assert (piped.returncode, piped.stdout) == (0, given.stdout)
+
+
+def test_stats_go_to_stderr(cli, tiny: Path) -> None:
+    done = cli("run", "hello", "--raw", "-m", tiny, *GREEDY, "--seed", "3", "--stats")
+    assert "prefill: 1 tokens in " in done.stderr
+    assert "decode: 7 tokens in " in done.stderr
+    assert "generated: 8 tokens; finish: length (max_tokens); seed: 3" in done.stderr
+    assert "prefill" not in done.stdout
+
+
+def test_the_full_context_is_told(cli, tiny: Path) -> None:
+    done = cli("run", "hello", "--raw", "-m", tiny, "--n-ctx", "6", "-t", "0", "--ignore-eos")
+    assert done.returncode == 0
+    assert "the context is full" in done.stderr
+
+
+def bad_files(directory: Path) -> dict[str, Path]:
+    whole = tiny_path(directory).read_bytes()
+    (directory / "cut.gguf").write_bytes(whole[: len(whole) // 2])
+    (directory / "text.gguf").write_text("this is a text\n")
+    (directory / "empty.gguf").touch()
+    (directory / "folder").mkdir()
+    write_unknown_architecture(directory / "aardvark.gguf")
+    return {name: directory / name for name in ("cut.gguf", "text.gguf", "empty.gguf", "folder", "aardvark.gguf", "no")}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cut.gguf", "cut short or damaged"),
+        ("text.gguf", "not a GGUF file"),
+        ("empty.gguf", "the file is empty"),
+        ("folder", "a directory"),
+        ("aardvark.gguf", "architecture 'aardvark' is not supported; supported: llama, qwen2, qwen3"),
+        ("no", "no such file"),
+    ],
+)
+def test_bad_models(cli, tmp_path: Path, name: str, message: str) -> None:
+    path = bad_files(tmp_path)[name]
+    done = cli("run", "hello", "--model", path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "code"),
+    [
+        (("--temperature", "-1"), "temperature is -1.0", 1),
+        (("--max-tokens", "0"), "max_tokens must be an integer of at least 1", 1),
+        (("--stop", ""), "stop must be non-empty strings", 1),
+        (("--raw", "--system", "x"), "--system goes through the chat template", 1),
+        (("--special",), "--special goes with --raw", 1),
+        (("--n-ctx", "2"), "tokens do not fit into the context of 2", 1),
+        (("--threads", "0"), "threads must be an integer of at least 1", 1),
+        (("--backend", "gpu"), "backend 'gpu' is not supported", 1),
+        (("--cache-type", "q3"), "cache type 'q3' is not supported; supported: f32, f16, q8_0", 1),
+        (("--no-such-option",), "No such option", 2),
+        (("--seed", "x"), "unable to parse string as an integer", 2),
+    ],
+)
+def test_bad_arguments(cli, tiny: Path, arguments: tuple[str, ...], message: str, code: int) -> None:
+    done = cli("run", "hello", "--model", tiny, *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("prompt", ["", "  \n"])
+def test_an_empty_prompt(cli, tiny: Path, prompt: str) -> None:
+    done = cli("run", prompt, "--model", tiny)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the prompt is empty" in done.stderr
+
+
+def test_a_misspelt_variable(cli, tiny: Path) -> None:
+    done = cli("run", "hello", "--model", tiny, MINFER_TRASE="x")
+    assert done.returncode == 1
+    assert "unknown environment variable MINFER_TRASE" in done.stderr
+
+
+def start(tiny: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "minfer", "run", "hello", "--raw", "-m", str(tiny), "--ignore-eos", *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "NO_COLOR": "1"}
+    )
+
+
+def test_ctrl_c_ends_it_and_keeps_what_was_said(tiny: Path) -> None:
+    process = start(tiny, "-n", "200", "--seed", "1", "--stats")
+    assert process.stdout is not None
+    first = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert first + out
+    assert b"Traceback" not in err
+    # It may have come to its end before the signal arrived.
+    assert process.returncode in (0, 130)
+    assert b"generated:" in err
+
+
+def test_a_closed_pipe_ends_it_quietly(tiny: Path) -> None:
+    process = start(tiny, "-n", "200", "--seed", "1")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert err == b""
+    assert process.wait(timeout=30) in (0, 141)
