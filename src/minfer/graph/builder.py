@@ -18,24 +18,21 @@ class GraphBuilder:
     """Builds one graph, front to back. Nodes added inside `with builder.layer(i):` belong to layer i."""
 
     def __init__(self) -> None:
-        self._values: list[Value] = []
+        self._by_name: dict[str, Value] = {}
         self._nodes: list[Node] = []
-        self._names: set[str] = set()
         self._layer: int | None = None
 
     # Values that no node makes.
 
     def input(self, name: str) -> Value:
         """One of the inputs of a step (`graph/inputs.py`)."""
-        return self._existing(name) or self._value(name, ValueKind.INPUT, INPUT_SPECS[name])
+        if name not in INPUT_SPECS:
+            raise GraphError(f"a step has no input {name}; it has {', '.join(INPUT_SPECS)}")
+        return self._declare(name, ValueKind.INPUT, INPUT_SPECS[name])
 
     def weight(self, name: str, shape: tuple[int, ...], ggml_type: GGMLType) -> Value:
         """A tensor of the model file. Asking twice for one name gives one value (tied embeddings)."""
-        spec = TensorSpec(shape, ggml_type)
-        existing = self._existing(name)
-        if existing is not None and existing.spec != spec:
-            raise GraphError(f"weight {name} is declared as {existing.spec} and as {spec}")
-        return existing or self._value(name, ValueKind.WEIGHT, spec)
+        return self._declare(name, ValueKind.WEIGHT, TensorSpec(shape, ggml_type))
 
     def kv_region(self, name: str, n_kv_heads: int, width: int, ggml_type: GGMLType) -> Value:
         """A persistent KV region [n_cells, n_kv_heads, width]."""
@@ -102,22 +99,27 @@ class GraphBuilder:
             self._layer = outer
 
     def build(self, outputs: Mapping[str, Value]) -> Graph:
-        """The finished graph."""
+        """The finished graph; `outputs` are the values to hand back, by name."""
         return Graph(
-            values=MappingProxyType({value.id: value for value in self._values}),
+            values=MappingProxyType({value.id: value for value in self._by_name.values()}),
             nodes=tuple(self._nodes),
             outputs=MappingProxyType({name: value.id for name, value in outputs.items()}),
         )
 
-    def _existing(self, name: str) -> Value | None:
-        return next((value for value in self._values if value.name == name), None) if name in self._names else None
+    def _declare(self, name: str, kind: ValueKind, spec: TensorSpec) -> Value:
+        """A value that may be declared several times, always in the same way."""
+        existing = self._by_name.get(name)
+        if existing is None:
+            return self._value(name, kind, spec)
+        if (existing.kind, existing.spec) != (kind, spec):
+            raise GraphError(f"{name} is declared as {existing.kind} {existing.spec} and as {kind} {spec}")
+        return existing
 
     def _value(self, name: str, kind: ValueKind, spec: TensorSpec) -> Value:
-        if name in self._names:
+        if name in self._by_name:
             raise GraphError(f"two values are named {name}")
-        value = Value(len(self._values), name, kind, spec)
-        self._names.add(name)
-        self._values.append(value)
+        value = Value(len(self._by_name), name, kind, spec)
+        self._by_name[name] = value
         return value
 
     def _one(self, op: ops.Op, inputs: tuple[Value, ...], name: str) -> Value:

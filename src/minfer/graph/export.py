@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from minfer.graph.ir import Graph, Node, ValueKind
+from minfer.graph.ir import Graph, Node, ValueId, ValueKind
 from minfer.graph.specs import Symbol
 
 
@@ -34,6 +34,10 @@ def to_dot(graph: Graph) -> str:
     """Graphviz: boxes are ops, ellipses are weights and state, one cluster a layer."""
     lines = ["digraph minfer {", "  rankdir=TB; node [fontname=Helvetica, fontsize=10];"]
     producers = graph.producers()
+
+    def source(value_id: ValueId) -> str:
+        return f"n{producers[value_id]}" if value_id in producers else f"v{value_id}"
+
     by_layer: dict[int | None, list[tuple[int, Node]]] = {}
     for index, node in enumerate(graph.nodes):
         by_layer.setdefault(node.layer, []).append((index, node))
@@ -52,11 +56,10 @@ def to_dot(graph: Graph) -> str:
             lines.append(f'  v{value.id} [shape={shape}, label="{value.name}\\n{value.spec}"];')
     for index, node in enumerate(graph.nodes):
         for value_id in node.inputs:
-            source = f"n{producers[value_id]}" if value_id in producers else f"v{value_id}"
-            spec = graph.value(value_id).spec
-            lines.append(f'  {source} -> n{index} [label="{spec if value_id in producers else ""}", fontsize=8];')
+            label = graph.value(value_id).spec if value_id in producers else ""
+            lines.append(f'  {source(value_id)} -> n{index} [label="{label}", fontsize=8];')
     for name, value_id in graph.outputs.items():
-        lines.append(f'  "out_{name}" [shape=ellipse, label="{name}"]; n{producers[value_id]} -> "out_{name}";')
+        lines.append(f'  "out_{name}" [shape=ellipse, label="{name}"]; {source(value_id)} -> "out_{name}";')
     return "\n".join([*lines, "}"])
 
 

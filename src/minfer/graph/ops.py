@@ -67,7 +67,7 @@ class Embedding(Op):
 
     def output_specs(self, inputs: Specs) -> tuple[TensorSpec, ...]:
         tokens, table = _take(self, inputs, 2)
-        _want(self, tokens.ggml_type is GGMLType.I32, f"token ids must be i32, not {tokens}")
+        _want(self, _is_index(tokens), f"token ids must be i32[n], not {tokens}")
         _want(self, len(table.shape) == 2, f"the table must have two dimensions, not {table}")
         return (TensorSpec((*tokens.shape, table.shape[1])),)
 
@@ -117,9 +117,9 @@ class GatedMatMul(Op):
 
     def output_specs(self, inputs: Specs) -> tuple[TensorSpec, ...]:
         x, gate, up = _take(self, inputs, 3)
-        outputs = {_projection(self, x, gate, None), _projection(self, x, up, None)}
-        _want(self, len(outputs) == 1, f"gate {gate} and up {up} differ")
-        return tuple(outputs)
+        output = _projection(self, x, gate, None)
+        _want(self, _projection(self, x, up, None) == output, f"gate {gate} and up {up} differ")
+        return (output,)
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,7 @@ class RMSNorm(Op):
 
     def output_specs(self, inputs: Specs) -> tuple[TensorSpec, ...]:
         x, weight = _take(self, inputs, 2)
+        _want_f32(self, x)
         _want(self, weight.shape == x.shape[-1:], f"weight {weight} does not fit {x}")
         return (x,)
 
@@ -146,7 +147,7 @@ class AddRMSNorm(Op):
 
     def output_specs(self, inputs: Specs) -> tuple[TensorSpec, ...]:
         a, b, weight = _take(self, inputs, 3)
-        _want(self, a == b, f"{a} and {b} differ")
+        _elementwise(self, (a, b))
         _want(self, weight.shape == a.shape[-1:], f"weight {weight} does not fit {a}")
         return (a, a)
 
@@ -186,7 +187,9 @@ class Activation(Op):
     activation: ActivationKind
 
     def output_specs(self, inputs: Specs) -> tuple[TensorSpec, ...]:
-        return _take(self, inputs, 1)
+        (x,) = _take(self, inputs, 1)
+        _want_f32(self, x)
+        return (x,)
 
     @property
     def in_place_inputs(self) -> tuple[int, ...]:
@@ -216,7 +219,7 @@ class Reshape(Op):
     def output_specs(self, inputs: Specs) -> tuple[TensorSpec, ...]:
         (x,) = _take(self, inputs, 1)
         output = TensorSpec(self.shape, x.ggml_type)
-        same = output.n_static_values() == x.n_static_values() and self.shape[0] == x.shape[0]
+        same = output.n_static_values() == x.n_static_values() and self.shape[:1] == x.shape[:1]
         _want(self, same and output.symbols() == x.symbols(), f"{x} can't become {output}")
         return (output,)
 
@@ -241,6 +244,7 @@ class Rope(Op):
 
     def output_specs(self, inputs: Specs) -> tuple[TensorSpec, ...]:
         x, positions = _take(self, inputs, 2)
+        _want_f32(self, x)
         _want(self, len(x.shape) == 3, f"x must be [n, n_heads, head_dim], not {x}")
         _want(self, positions == TensorSpec(x.shape[:1], GGMLType.I32), f"positions {positions} do not fit {x}")
         head_dim = x.shape[2]
@@ -266,10 +270,11 @@ class KVStore(Op):
 
     def output_specs(self, inputs: Specs) -> tuple[TensorSpec, ...]:
         k, v, cells, k_state, v_state = _take(self, inputs, 5)
-        _want(self, cells == TensorSpec(k.shape[:1], GGMLType.I32), f"cells {cells} do not fit {k}")
         for rows, state in ((k, k_state), (v, v_state)):
-            _want(self, len(rows.shape) == 3 and rows.shape[1:] == state.shape[1:], f"{rows} does not fit {state}")
-            _want(self, state.shape[0] is Symbol.N_CELLS, f"{state} is no KV region")
+            _want_f32(self, rows)
+            _want(self, cells == TensorSpec(rows.shape[:1], GGMLType.I32), f"cells {cells} do not fit {rows}")
+            _want(self, _is_region(state), f"{state} is no KV region")
+            _want(self, rows.shape[1:] == state.shape[1:], f"{rows} does not fit {state}")
         return ()
 
 
@@ -288,8 +293,10 @@ class Attention(Op):
 
     def output_specs(self, inputs: Specs) -> tuple[TensorSpec, ...]:
         q, k_state, v_state, pages, spans = _take(self, inputs, 5)
+        _want_f32(self, q)
         _want(self, len(q.shape) == 3, f"q must be [n, n_heads, head_dim], not {q}")
-        _want(self, len(k_state.shape) == 3 and len(v_state.shape) == 3, f"{k_state}, {v_state} are no KV regions")
+        for state in (k_state, v_state):
+            _want(self, _is_region(state), f"{state} is no KV region")
         _want(self, pages == TensorSpec((Symbol.N_PAGES,), GGMLType.I32), f"pages {pages}")
         _want(self, spans == TensorSpec((q.shape[0], 2), GGMLType.I32), f"spans {spans} do not fit {q}")
         n_heads, n_kv_heads = q.shape[1], k_state.shape[1]
@@ -307,7 +314,8 @@ class SelectRows(Op):
 
     def output_specs(self, inputs: Specs) -> tuple[TensorSpec, ...]:
         x, rows = _take(self, inputs, 2)
-        _want(self, rows.ggml_type is GGMLType.I32 and len(rows.shape) == 1, f"rows {rows}")
+        _want_f32(self, x)
+        _want(self, _is_index(rows), f"rows must be i32[n], not {rows}")
         return (TensorSpec((rows.shape[0], *x.shape[1:]), x.ggml_type),)
 
 
@@ -331,6 +339,18 @@ def _want(op: Op, condition: bool, message: str) -> None:
         raise GraphError(f"{op.kind}: {message}")
 
 
+def _want_f32(op: Op, x: TensorSpec) -> None:
+    _want(op, x.ggml_type is GGMLType.F32, f"computes on f32, not on {x}")
+
+
+def _is_index(spec: TensorSpec) -> bool:
+    return spec.ggml_type is GGMLType.I32 and len(spec.shape) == 1
+
+
+def _is_region(spec: TensorSpec) -> bool:
+    return len(spec.shape) == 3 and spec.shape[0] is Symbol.N_CELLS
+
+
 def _take(op: Op, inputs: Specs, n_wanted: int) -> tuple[TensorSpec, ...]:
     _want(op, len(inputs) == n_wanted, f"takes {n_wanted} inputs, not {len(inputs)}")
     return tuple(inputs)
@@ -338,12 +358,13 @@ def _take(op: Op, inputs: Specs, n_wanted: int) -> tuple[TensorSpec, ...]:
 
 def _elementwise(op: Op, inputs: Specs) -> tuple[TensorSpec, ...]:
     a, b = _take(op, inputs, 2)
+    _want_f32(op, a)
     _want(op, a == b, f"{a} and {b} differ")
     return (a,)
 
 
 def _projection(op: Op, x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None) -> TensorSpec:
-    _want(op, x.ggml_type is GGMLType.F32, f"x must be f32, not {x}")
+    _want_f32(op, x)
     _want(op, len(x.shape) == 2 and len(weight.shape) == 2, f"wants matrices, not {x} and {weight}")
     _want(op, x.shape[1] == weight.shape[1], f"{x} does not fit the weight {weight}")
     n_rows: Dim = weight.shape[0]

@@ -2,10 +2,12 @@
 
 1. Every value has its own name; every computed value is made by exactly one node, before any node reads it.
 2. The specs of outputs are what the op says for these inputs.
-3. A layer's K/V is stored before it is read, and both regions are persistent state.
-4. Once a pass has assigned backends: every node has one, reads only what lives there (copies stand in between), and all
-   nodes that touch a KV region share one.
-5. Once storage is shared: no node reads a value after another one has overwritten its storage.
+3. KV regions are persistent state that nothing but `KVStore` and `Attention` touches; a step stores once into a region
+   and before it reads it, and reads keys and values that were stored together.
+4. Once a pass has assigned backends: every node has one, and all nodes that touch a KV region share one. From the pass
+   `split` on (`verify_split`), and once memory is planned: a node reads only what was made where it runs, or a copy.
+5. Once storage is shared: it is a computed value's and of one backend, no node reads a value after another one has
+   overwritten it, and a node writes over its own inputs only where its op can work in place.
 6. Once memory is planned: storage of values that live at the same time does not overlap, and lies within its arena.
 """
 
@@ -30,6 +32,7 @@ def verify(graph: Graph, bounds: Bounds | None = None) -> None:
         _verify_backends(graph)
     _verify_aliases(graph)
     if graph.memory is not None:
+        verify_split(graph)
         if bounds is None:
             raise GraphError("a graph with a memory plan is verified with its bounds")
         _verify_memory(graph, graph.memory, bounds)
@@ -81,10 +84,14 @@ def _verify_order_and_specs(graph: Graph) -> None:
     for name, value_id in graph.outputs.items():
         if value_id not in ready:
             raise GraphError(f"nothing makes the output {name}")
+    for value in graph.values.values():
+        if value.id not in ready:
+            raise GraphError(f"nothing makes {value.name}")
 
 
 def _verify_stores(graph: Graph) -> None:
     stored: set[ValueId] = set()
+    pairs: set[tuple[ValueId, ...]] = set()
     for node in graph.nodes:
         if isinstance(node.op, KVStore):
             for value_id in node.inputs[3:]:
@@ -93,10 +100,18 @@ def _verify_stores(graph: Graph) -> None:
                 if value_id in stored:
                     raise GraphError(f"{node.name} stores a second time into {graph.value(value_id).name}")
                 stored.add(value_id)
+            pairs.add(node.inputs[3:])
         elif isinstance(node.op, Attention):
             for value_id in node.inputs[1:3]:
                 if value_id not in stored:
                     raise GraphError(f"{node.name} reads {graph.value(value_id).name} before this step's store to it")
+            if node.inputs[1:3] not in pairs:
+                names = " and ".join(graph.value(value_id).name for value_id in node.inputs[1:3])
+                raise GraphError(f"{node.name} reads {names}, which are not the keys and values of one store")
+        else:
+            for value_id in node.inputs:
+                if graph.value(value_id).kind is ValueKind.STATE:
+                    raise GraphError(f"{node.name} reads {graph.value(value_id).name}, which {node.op.kind} must not")
 
 
 def _verify_backends(graph: Graph) -> None:
@@ -128,15 +143,21 @@ def verify_split(graph: Graph) -> None:
 
 def _verify_aliases(graph: Graph) -> None:
     for value_id in graph.aliases:
+        if value_id not in graph.values or graph.storage(value_id) not in graph.values:
+            raise GraphError(f"value {value_id} or its storage {graph.storage(value_id)} does not exist")
         if graph.value(graph.storage(value_id)).kind is not ValueKind.COMPUTED:
             raise GraphError(f"{graph.value(value_id).name} lives in storage that does not belong to the step")
+    home: dict[ValueId, str | None] = {}  # storage -> the backend in whose memory it is
     holds: dict[ValueId, ValueId] = {}  # storage -> the value whose contents it holds now
     contents: dict[ValueId, ValueId] = {}  # value -> the value that first had its contents (reshapes share them)
     for node in graph.nodes:
         for value_id in node.inputs:
             if value_id in contents and holds[graph.storage(value_id)] != contents[value_id]:
                 raise GraphError(f"{node.name} reads {graph.value(value_id).name} after its storage was overwritten")
-        for value_id in node.outputs:
+        for position, value_id in enumerate(node.outputs):
+            _verify_in_place(graph, node, position)
+            if home.setdefault(graph.storage(value_id), node.backend) != node.backend:
+                raise GraphError(f"{graph.value(value_id).name} lives in the memory of another backend")
             same = isinstance(node.op, Reshape) and graph.storage(value_id) == graph.storage(node.inputs[0])
             contents[value_id] = contents[node.inputs[0]] if same else value_id
             holds[graph.storage(value_id)] = contents[value_id]
@@ -145,6 +166,16 @@ def _verify_aliases(graph: Graph) -> None:
     for name, value_id in graph.outputs.items():
         if value_id in contents and holds[graph.storage(value_id)] != contents[value_id]:
             raise GraphError(f"the output {name} is overwritten before the step ends")
+
+
+def _verify_in_place(graph: Graph, node: Node, position: int) -> None:
+    """Checks that the output at `position` lives in no input's storage, but where the op allows it."""
+    allowed = (0,) if isinstance(node.op, Reshape) else node.op.in_place_inputs if position == 0 else ()
+    output = node.outputs[position]
+    for at, value_id in enumerate(node.inputs):
+        if graph.storage(value_id) == graph.storage(output) and at not in allowed:
+            names = f"{graph.value(output).name} over its input {graph.value(value_id).name}"
+            raise GraphError(f"{node.name} writes {names}, which {node.op.kind} can't")
 
 
 def _verify_memory(graph: Graph, memory: MemoryPlan, bounds: Bounds) -> None:
@@ -167,7 +198,7 @@ def _verify_placement(
         raise GraphError(f"{value.name} and {graph.value(storage).name} share storage and have different places")
     if place.n_bytes < value.spec.n_bytes(bounds):
         raise GraphError(f"{value.name} needs {value.spec.n_bytes(bounds)} bytes and has {place.n_bytes}")
-    if place.offset < 0 or place.offset + place.n_bytes > memory.arena_bytes[node.backend]:
+    if place.offset < 0 or place.offset + place.n_bytes > memory.arena_bytes.get(node.backend, 0):
         raise GraphError(f"{value.name} reaches outside the arena of {node.backend}")
     for other, backend in live.items():
         theirs = memory.placements[other]
