@@ -50,5 +50,7 @@ def _choose(graph: Graph, nodes: list[Node], context: PassContext) -> str:
         refused = next(((node, reason) for node, reason in refusals if reason is not None), None)
         if refused is None:
             return backend.name
-        reasons.append(f"{backend.name}: {refused[1]}")
-    raise UnsupportedError(f"{nodes[0].op.kind} ({nodes[0].name})", hint=f"Refused by {'; '.join(reasons)}")
+        node, reason = refused
+        reasons.append(f"{backend.name}, for {node.op.kind} ({node.name}): {reason}")
+    names = " with ".join(f"{node.op.kind} ({node.name})" for node in nodes)
+    raise UnsupportedError(names, hint=f"Refused by {'; '.join(reasons)}")
