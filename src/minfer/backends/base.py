@@ -41,7 +41,7 @@ class CompileRequest:
     n_threads: int | None = None
     """None: the backend decides"""
     poison: bool = False
-    """fill memory that holds nothing with NaN before every node, to find reads of it; for tests"""
+    """keep memory that holds nothing filled with NaN, to find reads of it; for tests"""
 
 
 class Program(Protocol):

@@ -18,7 +18,8 @@ def activation(op: Activation, x: Array32) -> Array32:
             # exp of a large positive number is inf, and x / inf is the right answer, -0.
             y = wide / (1.0 + np.exp(-wide))
         case ActivationKind.GELU:
-            y = 0.5 * wide * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (wide + 0.044715 * wide**3)))
+            # 0.5 (1 + tanh(z)) is 1 / (1 + exp(-2 z)), which loses no digits where tanh is close to -1.
+            y = wide / (1.0 + np.exp(-2.0 * np.sqrt(2.0 / np.pi) * (wide + 0.044715 * wide**3)))
     return y.astype(np.float32)
 
 

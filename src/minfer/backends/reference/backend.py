@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from minfer.backends.base import CompileRequest
 from minfer.backends.reference.kernels import KERNELS
 from minfer.backends.reference.program import ReferenceProgram
-from minfer.graph import TensorSpec
-from minfer.graph.ops import KVStore, Op
+from minfer.graph import Symbol, TensorSpec
+from minfer.graph.ops import Op
 from minfer.quants import GGMLType, dequantisable_types
 
 KV_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.Q8_0)
@@ -28,14 +28,12 @@ class ReferenceBackend:
     def refusal(self, op: Op, inputs: Sequence[TensorSpec]) -> str | None:
         if type(op) not in KERNELS:
             return f"there is no kernel for {op.kind}"
-        readable = (*dequantisable_types(), GGMLType.I32)
         for spec in inputs:
-            if spec.ggml_type not in readable:
+            symbols = spec.symbols()
+            if Symbol.N_CELLS in symbols and spec.ggml_type not in KV_TYPES:
+                return f"a KV region can't be {spec.ggml_type.name}"
+            if not symbols and spec.ggml_type not in dequantisable_types():  # a weight
                 return f"{spec.ggml_type.name} can't be dequantised"
-        if isinstance(op, KVStore):
-            for spec in inputs[3:]:
-                if spec.ggml_type not in KV_TYPES:
-                    return f"a KV region can't be {spec.ggml_type.name}"
         return None
 
     def compile(self, request: CompileRequest) -> ReferenceProgram:

@@ -45,7 +45,7 @@ class ReferenceProgram:
         self._n_threads = request.n_threads
         self._threads = None if request.n_threads is None else ThreadpoolController()
         if self._poison:
-            self._arena[:] = 0xFF  # an f32 of all ones is a NaN
+            self._arena[:] = 0xFF  # an f32 whose bits are all ones is a NaN
 
     def _prepare(self, value_id: ValueId, bounds: Bounds) -> None:
         value = self._graph.value(value_id)
@@ -93,7 +93,7 @@ class ReferenceProgram:
         value = self._graph.value(value_id)
         if value.kind is ValueKind.INPUT:
             return arrays[value.name]
-        return self._constants.get(value_id) or self.read(value_id, inputs)
+        return self._constants[value_id] if value_id in self._constants else self.read(value_id, inputs)
 
     def _poison_dead(self, index: int, node: Node) -> None:
         touched = {self._graph.storage(i) for i in (*node.inputs, *node.outputs)}

@@ -1,8 +1,8 @@
 """Rope: turns pairs of dimensions by position * frequency.
 
 (a, b) -> magnitude * (a cos t - b sin t, a sin t + b cos t) with t = position * frequencies[i] in float64, where the
-pair (a, b) is dimensions (2i, 2i + 1) or (i, i + n_rot/2) by style. Float64 keeps the angle right to 1e-11 at
-position 100,000. Source: Su et al., "RoFormer" (2021).
+pair (a, b) is dimensions (2i, 2i + 1) or (i, i + n_rot/2) by style. The angle is rounded once, to 2^-53 of itself: that
+is 1.2e-11 at position 100,000 and frequency 1. Source: Su et al., "RoFormer" (2021).
 """
 
 from __future__ import annotations
