@@ -54,8 +54,7 @@ class Declaration:
 
     def linear(self, x: Value, name: str, n_rows: int) -> Value:
         """x times `NAME.weight`, plus `NAME.bias` where the file has one. The result is named `NAME`."""
-        (n_columns,) = (x.spec.n_static_values(),)
-        weight = self.weight(f"{name}.weight", n_rows, n_columns)
+        weight = self.weight(f"{name}.weight", n_rows, x.spec.n_static_values())
         bias = self.weight(f"{name}.bias", n_rows) if self.has(f"{name}.bias") else None
         return self.builder.matmul(x, weight, bias, name)
 
@@ -79,8 +78,7 @@ class Declaration:
 
         Raises:
             UnsupportedError: the file holds tensors that the architecture, as built here, does not use: something in
-            the
-                model would be left out.
+                the model would be left out.
         """
         unused = [name for name in self._file.tensors if name not in self._used]
         if unused:

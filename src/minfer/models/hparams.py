@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from minfer.errors import ModelError, UnsupportedError
-from minfer.gguf import GGUFFile, Metadata
+from minfer.gguf import GGUFFile, Metadata, MetadataValue
 from minfer.models.rope_scaling import RopeParams, read_rope_params
 
 
@@ -32,17 +35,30 @@ class HParams:
     rope: RopeParams
 
 
-_REFUSED_KEYS = {
-    "expert_count": "a mixture of experts",
-    "attention.clamp_kqv": "clamping of q, k and v",
-    "attention.max_alibi_bias": "ALiBi",
-    "attention.scale": "an attention scale of the file's own",
-    "attn_logit_softcapping": "soft-capping of attention",
-    "final_logit_softcapping": "soft-capping of logits",
-    "logit_scale": "a logit scale",
-    "embedding_scale": "an embedding scale",
-    "residual_scale": "a residual scale",
-}
+_REFUSED_KEYS: Final[Mapping[str, tuple[str, tuple[MetadataValue, ...]]]] = MappingProxyType(
+    {
+        "expert_count": ("a mixture of experts", (0,)),
+        "use_parallel_residual": ("parallel attention and feed-forward", (False,)),
+        "attention.causal": ("attention that sees later tokens", (True,)),
+        "attention.clamp_kqv": ("clamping of q, k and v", (0,)),
+        "attention.max_alibi_bias": ("ALiBi", (0,)),
+        "attention.scale": ("an attention scale of the file's own", (0,)),
+        "attention.output_scale": ("a scale of attention's output", (0, 1)),
+        "attention.temperature_scale": ("an attention scale that changes with the position", (0,)),
+        "attention.sliding_window_pattern": ("a sliding window in some of the layers", ()),
+        "attn_logit_softcapping": ("soft-capping of attention", (0,)),
+        "final_logit_softcapping": ("soft-capping of logits", (0,)),
+        "logit_scale": ("a logit scale", (0, 1)),
+        "embedding_scale": ("an embedding scale", (0, 1)),
+        "residual_scale": ("a residual scale", (0, 1)),
+        "rope.dimension_sections": ("a rotation by several positions", ()),
+        "rope.scaling.alpha": ("a rotary base that is scaled", (0, 1)),
+        "rope.scaling.yarn_log_multiplier": ("a YaRN magnitude of the file's own", (0,)),
+        "rope.scaling.yarn_ext_factor": ("a YaRN extrapolation factor", (-1, 1)),
+        "rope.scaling.yarn_attn_factor": ("a YaRN magnitude of the file's own", (1,)),
+    }
+)
+"""What dense decoders here don't do, by the key that asks for it, and the values of the key that ask for nothing."""
 
 
 def read_hparams(file: GGUFFile, architecture: str) -> HParams:
@@ -57,20 +73,24 @@ def read_hparams(file: GGUFFile, architecture: str) -> HParams:
     def key(name: str) -> str:
         return f"{architecture}.{name}"
 
-    for name, meaning in _REFUSED_KEYS.items():
-        if key(name) in metadata and metadata[key(name)]:
+    for name, (meaning, neutral) in _REFUSED_KEYS.items():
+        if key(name) in metadata and metadata[key(name)] not in neutral:
             raise UnsupportedError(f"{meaning} ({key(name)} = {metadata[key(name)]})")
     n_embd = _positive(metadata, key("embedding_length"))
     n_heads = _positive(metadata, key("attention.head_count"))
     n_kv_heads = _positive(metadata, key("attention.head_count_kv"), n_heads)
-    head_dim = _positive(metadata, key("attention.key_length"), n_embd // n_heads)
-    value_dim = _positive(metadata, key("attention.value_length"), head_dim)
     if n_heads % n_kv_heads:
         raise ModelError(
             f"{n_heads} query heads can't share {n_kv_heads} KV heads evenly ({key('attention.head_count_kv')})"
         )
-    if key("attention.key_length") not in metadata and n_embd % n_heads:
-        raise ModelError(f"embedding_length {n_embd} is not divisible by {n_heads} heads, and there is no key_length")
+    for name in ("attention.key_length", "attention.value_length"):
+        if key(name) not in metadata and n_embd % n_heads:
+            raise ModelError(f"embedding_length {n_embd} is not divisible by {n_heads} heads, and there is no {name}")
+    head_dim = _positive(metadata, key("attention.key_length"), n_embd // n_heads)
+    value_dim = _positive(metadata, key("attention.value_length"), n_embd // n_heads)
+    window = metadata.get_int(key("attention.sliding_window"), 0)
+    if window < 0:
+        raise ModelError(f"{key('attention.sliding_window')} is {window}")
     norm_eps = metadata.get_float(key("attention.layer_norm_rms_epsilon"))
     if not 0 <= norm_eps < 1:
         raise ModelError(f"{key('attention.layer_norm_rms_epsilon')} is {norm_eps}")
@@ -87,7 +107,7 @@ def read_hparams(file: GGUFFile, architecture: str) -> HParams:
         n_vocab=_n_vocab(file, n_embd),
         n_ctx_train=n_ctx_train,
         norm_eps=norm_eps,
-        window=metadata.get_int(key("attention.sliding_window"), 0) or None,
+        window=window or None,
         rope=read_rope_params(metadata, architecture, head_dim=head_dim, n_ctx_train=n_ctx_train),
     )
 

@@ -20,17 +20,24 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
 )
 
 
-def declare_graph(file: GGUFFile, kv_types: KVTypes | None = None) -> tuple[HParams, Graph]:
+def declare_graph(
+    file: GGUFFile, kv_types: KVTypes | None = None, architectures: Mapping[str, Architecture] = ARCHITECTURES
+) -> tuple[HParams, Graph]:
     """Declares the graph of the model in a file.
 
+    Args:
+        file: the model.
+        kv_types: the types of the KV cache; float32 by default.
+        architectures: those to choose from, by the name that files give them.
+
     Raises:
-        UnsupportedError: an architecture that is not in the registry, or a model that asks for more than is built
-        for it. ModelError: the file does not fit together.
+        UnsupportedError: an architecture that is not among them, or a model that asks for more than is built for it.
+        ModelError: the file does not fit together.
     """
     name = file.metadata.get_str("general.architecture")
-    if name not in ARCHITECTURES:
-        raise UnsupportedError(f"architecture {name!r}", ARCHITECTURES)
-    architecture = ARCHITECTURES[name]
+    if name not in architectures:
+        raise UnsupportedError(f"architecture {name!r}", architectures)
+    architecture = architectures[name]
     hparams = read_hparams(file, name)
     declaration = Declaration(file, hparams, kv_types or KVTypes())
     graph = architecture.declare(declaration, architecture.rope_style)

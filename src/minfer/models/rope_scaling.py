@@ -60,8 +60,9 @@ def read_rope_params(metadata: Metadata, architecture: str, *, head_dim: int, n_
         raise ModelError(
             f"{prefix}dimension_count is {n_rot}, and must be even and at most the head's width {head_dim}"
         )
-    legacy_factor = metadata.get_float(prefix + "scale_linear", 1.0)
-    default = RopeScaling.NONE if legacy_factor == 1.0 else RopeScaling.LINEAR
+    # Older files have `scale_linear`, and a factor without a type is that of linear scaling.
+    factor = metadata.get_float(prefix + "scaling.factor", metadata.get_float(prefix + "scale_linear", 1.0))
+    default = RopeScaling.NONE if factor == 1.0 else RopeScaling.LINEAR
     name = metadata.get_str(prefix + "scaling.type", default.value)
     if name not in set(RopeScaling):
         raise UnsupportedError(f"{prefix}scaling.type {name!r}", [kind.value for kind in RopeScaling])
@@ -69,7 +70,7 @@ def read_rope_params(metadata: Metadata, architecture: str, *, head_dim: int, n_
         n_rot=n_rot,
         freq_base=metadata.get_float(prefix + "freq_base", 10000.0),
         scaling=RopeScaling(name),
-        factor=metadata.get_float(prefix + "scaling.factor", legacy_factor),
+        factor=factor,
         n_ctx_original=metadata.get_int(prefix + "scaling.original_context_length", n_ctx_train),
         attn_factor=metadata.get_float(prefix + "scaling.attn_factor", 1.0),
         beta_fast=metadata.get_float(prefix + "scaling.yarn_beta_fast", 32.0),
@@ -77,25 +78,30 @@ def read_rope_params(metadata: Metadata, architecture: str, *, head_dim: int, n_
         low_freq_factor=metadata.get_float(prefix + "scaling.low_freq_factor", 1.0),
         high_freq_factor=metadata.get_float(prefix + "scaling.high_freq_factor", 4.0),
     )
-    for field, value in (
-        ("freq_base", params.freq_base),
-        ("scaling.factor", params.factor),
-        ("scaling.original_context_length", params.n_ctx_original),
-        ("scaling.attn_factor", params.attn_factor),
-        ("scaling.low_freq_factor", params.low_freq_factor),
-    ):
-        if not (math.isfinite(value) and value > 0):
-            raise ModelError(f"{prefix}{field} is {value}, and must be a positive number")
-    if params.high_freq_factor <= params.low_freq_factor:
-        raise ModelError(f"{prefix}scaling.high_freq_factor {params.high_freq_factor} is not above low_freq_factor")
+    _check_range(prefix, params)
     return params
+
+
+def _check_range(prefix: str, params: RopeParams) -> None:
+    for field, value, lower in (
+        ("freq_base", params.freq_base, 1.0),
+        ("scaling.factor", params.factor, 0.0),
+        ("scaling.original_context_length", params.n_ctx_original, 0.0),
+        ("scaling.attn_factor", params.attn_factor, 0.0),
+        ("scaling.yarn_beta_slow", params.beta_slow, 0.0),
+        ("scaling.yarn_beta_fast", params.beta_fast, params.beta_slow),
+        ("scaling.low_freq_factor", params.low_freq_factor, 0.0),
+        ("scaling.high_freq_factor", params.high_freq_factor, params.low_freq_factor),
+    ):
+        if not lower < value < math.inf:
+            raise ModelError(f"{prefix}{field} is {value}, and must be a finite number above {lower:g}")
 
 
 def make_rope(params: RopeParams, style: RopeStyle, divisors: Sequence[float] | None = None) -> Rope:
     """The op for these parameters. `divisors` are the n_rot/2 values of `rope_freqs.weight`, where the file has it.
 
     Raises:
-        ModelError: the wrong number of divisors, or one that is not positive.
+        ModelError: the wrong number of divisors, one that is not positive, or a scaling that they would repeat.
     """
     unscaled = [params.freq_base ** (-2 * i / params.n_rot) for i in range(params.n_rot // 2)]
     magnitude = params.attn_factor
@@ -110,6 +116,8 @@ def make_rope(params: RopeParams, style: RopeStyle, divisors: Sequence[float] | 
             frequencies = _yarn(unscaled, params)
             magnitude *= 0.1 * math.log(params.factor) + 1.0 if params.factor > 1 else 1.0
     if divisors is not None:
+        if params.scaling is RopeScaling.LLAMA3:
+            raise ModelError("the file has rope_freqs.weight and scaling type llama3: the frequencies are scaled twice")
         if len(divisors) != len(frequencies):
             raise ModelError(f"rope_freqs.weight has {len(divisors)} values, and {len(frequencies)} pairs are rotated")
         if not all(math.isfinite(d) and d > 0 for d in divisors):
