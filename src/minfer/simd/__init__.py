@@ -1,0 +1,102 @@
+"""The kernel language: Python functions that trace SIMD kernels, compiled by LLVM or interpreted with NumPy.
+
+`docs/kernel-language.md` teaches it. Tracing and interpreting need no LLVM; compiling does.
+"""
+
+from __future__ import annotations
+
+from minfer.simd.compile import (
+    NativeKernel,
+    NativeModule,
+    compile_kernels,
+    compile_to_assembly,
+    lower_to_llvm,
+    optimised_llvm,
+)
+from minfer.simd.errors import (
+    CompileError,
+    InterpretError,
+    KernelError,
+    Location,
+    ObjectCacheError,
+    TraceError,
+)
+from minfer.simd.ir import KernelIR, Ordering
+from minfer.simd.targets import (
+    Architecture,
+    Target,
+    foreign_target,
+    host_target,
+    host_target_names,
+    target_named,
+)
+from minfer.simd.trace import Kernel, Var
+from minfer.simd.types import (
+    KernelPointer,
+    Pointer,
+    Scalar,
+    Vector,
+    bf16,
+    f16,
+    f32,
+    f64,
+    i1,
+    i8,
+    i16,
+    i32,
+    i64,
+    kernel_ptr,
+    ptr,
+    u8,
+    u16,
+    u32,
+    u64,
+    vec,
+)
+from minfer.simd.values import Value
+
+__all__ = [
+    "Architecture",
+    "CompileError",
+    "InterpretError",
+    "Kernel",
+    "KernelError",
+    "KernelIR",
+    "KernelPointer",
+    "Location",
+    "NativeKernel",
+    "NativeModule",
+    "ObjectCacheError",
+    "Ordering",
+    "Pointer",
+    "Scalar",
+    "Target",
+    "TraceError",
+    "Value",
+    "Var",
+    "Vector",
+    "bf16",
+    "compile_kernels",
+    "compile_to_assembly",
+    "f16",
+    "f32",
+    "f64",
+    "foreign_target",
+    "host_target",
+    "host_target_names",
+    "i1",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "kernel_ptr",
+    "lower_to_llvm",
+    "optimised_llvm",
+    "ptr",
+    "target_named",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+    "vec",
+]
