@@ -56,8 +56,8 @@ def to_dot(graph: Graph) -> str:
             lines.append(f'  v{value.id} [shape={shape}, label="{value.name}\\n{value.spec}"];')
     for index, node in enumerate(graph.nodes):
         for value_id in node.inputs:
-            label = graph.value(value_id).spec if value_id in producers else ""
-            lines.append(f'  {source(value_id)} -> n{index} [label="{label}", fontsize=8];')
+            shown = str(graph.value(value_id).spec) if value_id in producers else ""
+            lines.append(f'  {source(value_id)} -> n{index} [label="{shown}", fontsize=8];')
     for name, value_id in graph.outputs.items():
         lines.append(f'  "out_{name}" [shape=ellipse, label="{name}"]; {source(value_id)} -> "out_{name}";')
     return "\n".join([*lines, "}"])
