@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from minfer.simd.cache import ObjectCache, digest_of_package, load_or_compile, open_cache
 from minfer.simd.compile import (
     NativeKernel,
     NativeModule,
@@ -66,6 +67,7 @@ __all__ = [
     "Location",
     "NativeKernel",
     "NativeModule",
+    "ObjectCache",
     "ObjectCacheError",
     "Ordering",
     "Pointer",
@@ -78,6 +80,7 @@ __all__ = [
     "bf16",
     "compile_kernels",
     "compile_to_assembly",
+    "digest_of_package",
     "f16",
     "f32",
     "f64",
@@ -90,7 +93,9 @@ __all__ = [
     "i32",
     "i64",
     "kernel_ptr",
+    "load_or_compile",
     "lower_to_llvm",
+    "open_cache",
     "optimised_llvm",
     "ptr",
     "target_named",

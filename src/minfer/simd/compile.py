@@ -6,13 +6,16 @@ import ctypes
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from minfer.simd import llvm
 from minfer.simd.errors import CompileError, Location
 from minfer.simd.ir import KernelIR
-from minfer.simd.lower import LoweredModule, lower_module
 from minfer.simd.signature import Argument, Signature
 from minfer.simd.targets import Target
+
+if TYPE_CHECKING:
+    from minfer.simd.lower import LoweredModule
 
 _LINE_IN_MODULE = re.compile(r"<string>:(\d+):\d+: ")
 
@@ -64,8 +67,12 @@ def compile_kernels(kernels: Iterable[KernelIR], target: Target) -> NativeModule
 
 
 def compile_to_object(kernels: Iterable[KernelIR], target: Target) -> tuple[bytes, tuple[Signature, ...]]:
-    """The object file of a module, and the signatures of its kernels."""
-    lowered = lower_module(kernels, target)
+    """The object file of a module, and the signatures of its kernels.
+
+    Raises:
+        CompileError: as `compile_kernels`.
+    """
+    lowered = _lower(kernels, target)
     try:
         image = llvm.emit_object(lowered.text, triple=target.triple, cpu=target.cpu, features=target.features)
     except llvm.LLVMRejectsError as error:
@@ -77,13 +84,16 @@ def load_object(image: bytes, signatures: Iterable[Signature], target: Target, *
     """Links an object file of `compile_to_object` into this process."""
     each = tuple(signatures)
     names = [signature.name for signature in each]
-    library = llvm.LoadedObject(image, names, triple=target.triple, cpu=target.cpu, features=target.features)
+    try:
+        library = llvm.LoadedObject(image, names, triple=target.triple, cpu=target.cpu, features=target.features)
+    except llvm.LLVMRejectsError as error:
+        raise CompileError(f"LLVM can't load the object: {error}", kernel=", ".join(names)) from error
     return NativeModule(library, each, from_cache=from_cache)
 
 
 def compile_to_assembly(kernels: Iterable[KernelIR], target: Target) -> str:
     """The machine's assembly for kernels, for any target: see `foreign_target`."""
-    lowered = lower_module(kernels, target)
+    lowered = _lower(kernels, target)
     try:
         return llvm.emit_assembly(lowered.text, triple=target.triple, cpu=target.cpu, features=target.features)
     except llvm.LLVMRejectsError as error:
@@ -92,13 +102,23 @@ def compile_to_assembly(kernels: Iterable[KernelIR], target: Target) -> str:
 
 def lower_to_llvm(kernels: Iterable[KernelIR], target: Target) -> str:
     """The LLVM assembly for kernels before LLVM's optimiser has seen it."""
-    return lower_module(kernels, target).text
+    return _lower(kernels, target).text
 
 
 def optimised_llvm(kernels: Iterable[KernelIR], target: Target) -> str:
     """The LLVM assembly for kernels as LLVM's optimiser leaves it."""
-    text = lower_module(kernels, target).text
-    return llvm.optimised_text(text, triple=target.triple, cpu=target.cpu, features=target.features)
+    lowered = _lower(kernels, target)
+    try:
+        return llvm.optimised_text(lowered.text, triple=target.triple, cpu=target.cpu, features=target.features)
+    except llvm.LLVMRejectsError as error:
+        raise _located(lowered, str(error)) from error
+
+
+def _lower(kernels: Iterable[KernelIR], target: Target) -> LoweredModule:
+    # Imported here: a start with a warm cache lowers nothing, and saves a quarter of this package's import time.
+    from minfer.simd.lower import lower_module
+
+    return lower_module(kernels, target)
 
 
 def _located(lowered: LoweredModule, message: str) -> CompileError:

@@ -107,12 +107,12 @@ class Block:
     instructions: list[Instruction] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Traced:
     location: Location
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Binary(_Traced):
     result: Register
     op: BinaryOp
@@ -120,14 +120,14 @@ class Binary(_Traced):
     b: Operand
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Unary(_Traced):
     result: Register
     op: UnaryOp
     a: Operand
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FusedMultiplyAdd(_Traced):
     result: Register
     a: Operand
@@ -135,7 +135,7 @@ class FusedMultiplyAdd(_Traced):
     c: Operand
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Compare(_Traced):
     result: Register
     op: CompareOp
@@ -143,7 +143,7 @@ class Compare(_Traced):
     b: Operand
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Select(_Traced):
     result: Register
     mask: Operand
@@ -151,27 +151,27 @@ class Select(_Traced):
     b: Operand
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Convert(_Traced):
     result: Register
     op: ConvertOp
     a: Operand
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Splat(_Traced):
     result: Register
     a: Operand
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Extract(_Traced):
     result: Register
     a: Operand
     lane: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Insert(_Traced):
     result: Register
     a: Operand
@@ -179,7 +179,7 @@ class Insert(_Traced):
     value: Operand
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Shuffle(_Traced):
     """Lane i of the result is lane `indices[i]` of the concatenation of a and b (b has a's type)."""
 
@@ -189,7 +189,7 @@ class Shuffle(_Traced):
     indices: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FirstLanes(_Traced):
     """The mask whose lane i is true where i < n."""
 
@@ -197,14 +197,14 @@ class FirstLanes(_Traced):
     n: Operand
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Lookup16(_Traced):
     result: Register
     table: tuple[int, ...]
     indices: Operand
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Dot4(_Traced):
     result: Register
     accumulator: Operand
@@ -213,7 +213,7 @@ class Dot4(_Traced):
     u_max: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Offset(_Traced):
     """`base` moved by `index` times `scale_bytes` bytes."""
 
@@ -223,13 +223,13 @@ class Offset(_Traced):
     scale_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CastPointer(_Traced):
     result: Register
     base: Operand
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Load(_Traced):
     result: Register
     address: Operand
@@ -238,7 +238,7 @@ class Load(_Traced):
     non_temporal: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Store(_Traced):
     address: Operand
     value: Operand
@@ -247,28 +247,28 @@ class Store(_Traced):
     non_temporal: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Prefetch(_Traced):
     address: Operand
     locality: int
     for_write: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AtomicLoad(_Traced):
     result: Register
     address: Operand
     ordering: Ordering
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AtomicStore(_Traced):
     address: Operand
     value: Operand
     ordering: Ordering
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AtomicUpdate(_Traced):
     result: Register
     op: AtomicOp
@@ -277,7 +277,7 @@ class AtomicUpdate(_Traced):
     ordering: Ordering
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CompareExchange(_Traced):
     result: Register
     swapped: Register
@@ -287,24 +287,24 @@ class CompareExchange(_Traced):
     ordering: Ordering
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pause(_Traced):
     """Tells the CPU that the thread spins."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GetVariable(_Traced):
     result: Register
     variable: Variable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SetVariable(_Traced):
     variable: Variable
     value: Operand
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Loop(_Traced):
     """Runs `body` for index = start, start + step, ... while index < stop."""
 
@@ -315,7 +315,7 @@ class Loop(_Traced):
     body: Block
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class While(_Traced):
     """Runs `test`, then while `condition` holds `body` and `test` again."""
 
@@ -324,19 +324,19 @@ class While(_Traced):
     body: Block
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class If(_Traced):
     condition: Operand
     then: Block
     otherwise: Block
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Return(_Traced):
     """Leaves the kernel; the last instruction of its block."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Call(_Traced):
     """Calls another kernel of the module, or the code that a kernel pointer points to."""
 

@@ -12,7 +12,7 @@ _OPTIMISATION_LEVEL = 2
 
 
 class LLVMRejectsError(Exception):
-    """LLVM can't parse or verify a module; the text is LLVM's own."""
+    """LLVM can't parse, verify or link a module; the text is LLVM's own."""
 
 
 def versions() -> tuple[str, str]:
@@ -74,7 +74,10 @@ class LoadedObject:
         builder = binding.JITLibraryBuilder().add_object_img(image).add_current_process()
         for name in exports:
             builder.export_symbol(name)
-        self._library = builder.link(self._jit, "kernels")
+        try:
+            self._library = builder.link(self._jit, "kernels")
+        except RuntimeError as error:
+            raise LLVMRejectsError(str(error)) from error
 
     def address(self, name: str) -> int:
         return int(self._library[name])
