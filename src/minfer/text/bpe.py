@@ -8,6 +8,8 @@ Machine Translation of Rare Words with Subword Units", 2016.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from minfer.errors import TokenizerError
@@ -22,15 +24,18 @@ _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + rank): byte for r
 class BpeEncoder:
     """Text without special tokens to ids. It may be used from several threads."""
 
-    def __init__(self, vocabulary: Vocabulary, pre_tokenizer: PreTokenizer) -> None:
+    def __init__(self, vocabulary: Vocabulary, merges: Sequence[tuple[str, str]], pre_tokenizer: PreTokenizer) -> None:
         """
+        Args:
+            merges: the first one first.
+
         Raises:
             TokenizerError: if a merge is of, or makes, something that is not a token.
         """
         try:
             model = models.BPE(
                 vocab=dict(vocabulary.ids),
-                merges=list(vocabulary.merges),
+                merges=list(merges),
                 ignore_merges=pre_tokenizer.ignore_merges,
             )
         except Exception as error:
@@ -42,7 +47,7 @@ class BpeEncoder:
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
-        # Some vocabularies lack bytes that UTF-8 never has.
+        # Most vocabularies lack bytes that UTF-8 never has, and some lack rare control characters.
         self._missing_bytes = frozenset(byte for character, byte in _BYTES.items() if character not in vocabulary.ids)
 
     def encode(self, text: str) -> list[int]:
@@ -51,15 +56,18 @@ class BpeEncoder:
             TokenizerError: if the vocabulary lacks a byte of the text; the library would drop it without a word.
         """
         if self._missing_bytes and (missing := self._missing_bytes.intersection(text.encode())):
-            raise TokenizerError(f"the vocabulary has no token for the byte 0x{min(missing):02X}")
+            at = next(index for index, character in enumerate(text) if missing.intersection(character.encode()))
+            raise TokenizerError(
+                f"the vocabulary has no token for the byte 0x{min(missing):02X}; "
+                f"the text needs it, for example for the character {ascii(text[at])} (U+{ord(text[at]):04X})"
+            )
         # Not encode_batch: it starts a thread pool, and the library then warns on standard error after every fork.
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-
-def decode_token(text: str) -> bytes:
-    """The bytes that a token of byte-level BPE stands for; text outside of the alphabet of bytes stands for itself."""
-    try:
-        return bytes(map(_BYTES.__getitem__, text))
-    except KeyError:
-        return text.encode()
+    def decode_token(self, text: str) -> bytes:
+        """The bytes of a normal token; one that is not written in the alphabet of bytes stands for itself."""
+        try:
+            return bytes(map(_BYTES.__getitem__, text))
+        except KeyError:
+            return text.encode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 
-_ASCII_SPACE = " \t\n\v\f\r"
+_ASCII_SPACES = frozenset(" \t\n\v\f\r")
 
 
 class TokenMatcher:
@@ -39,7 +39,8 @@ class TokenMatcher:
                 yield text[start:position]
             yield token_id
             if token_id in self._rstrip_ids:
-                end = len(text) - len(text[end:].lstrip(_ASCII_SPACE))
+                while text[end : end + 1] in _ASCII_SPACES:
+                    end += 1
             start = position = end
         if start < len(text):
             yield text[start:]

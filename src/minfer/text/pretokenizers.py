@@ -85,6 +85,7 @@ _DEEPSEEK_V3 = "|".join(
 
 _LLAMA3_PRE = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
 _LLAMA3_MERGING_PRE = PreTokenizer((_LLAMA3,))
+_GLM4_PRE = PreTokenizer((_LLAMA3,), ignore_merges=True)
 _QWEN2_PRE = PreTokenizer((_QWEN2,))
 _GPT2_PRE = PreTokenizer((_GPT2,))
 _STARCODER_PRE = PreTokenizer((r"\p{N}", _GPT2))
@@ -107,7 +108,8 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
         "dbrx": _LLAMA3_MERGING_PRE,
         "smaug-bpe": _LLAMA3_MERGING_PRE,
         "chatglm-bpe": _LLAMA3_MERGING_PRE,
-        "glm4": _LLAMA3_MERGING_PRE,
+        "glm4": _GLM4_PRE,
+        "glm5": _GLM4_PRE,
         "deepseek-llm": PreTokenizer(
             (
                 r"[\r\n]",

@@ -55,10 +55,9 @@ class SpmEncoder:
         ids: list[int] = self._processor.encode(text.replace(" ", _SPACE), out_type=int)
         return ids
 
-
-def decode_token(text: str) -> bytes:
-    """The bytes that a normal token stands for."""
-    return text.replace(_SPACE, " ").encode()
+    def decode_token(self, text: str) -> bytes:
+        """The bytes of a normal token."""
+        return text.replace(_SPACE, " ").encode()
 
 
 def _model_proto(vocabulary: Vocabulary) -> bytes:

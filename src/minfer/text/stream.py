@@ -13,26 +13,25 @@ class StreamDecoder:
     `bytes.decode("utf-8", errors="replace")`.
     """
 
-    def __init__(self, token_bytes: Callable[[int], bytes], *, drop_leading_space: bool) -> None:
+    def __init__(self, token_bytes: Callable[[int], bytes], has_prefix: Callable[[int], bool] | None = None) -> None:
         """
         Args:
             token_bytes: what a token stands for; raises `TokenizerError` for an id out of range.
-            drop_leading_space: whether one space at the very start is the tokenizer's, and not the text's.
+            has_prefix: whether a token that comes first starts with a space that is not the text's. None: none does.
         """
         self._token_bytes = token_bytes
-        self._drop_leading_space = drop_leading_space
+        self._has_prefix = has_prefix
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; often empty."""
         data = self._token_bytes(token_id)
-        if self._drop_leading_space and data:
-            self._drop_leading_space = False
-            data = data.removeprefix(b" ")
+        if self._has_prefix is not None and data:
+            if self._has_prefix(token_id):
+                data = data.removeprefix(b" ")
+            self._has_prefix = None
         return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """What is left at the end: U+FFFD for a character that was never completed, or nothing. Then starts anew."""
-        rest = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
-        return rest
+        """What is left at the end: U+FFFD for a character that was never completed, or nothing."""
+        return self._decoder.decode(b"", final=True)

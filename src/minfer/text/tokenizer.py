@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from minfer.errors import TemplateError, TokenizerError
-from minfer.text import bpe
+from minfer.text.bpe import BpeEncoder
 from minfer.text.messages import checked_text, map_strings, plain_messages
 from minfer.text.partition import TokenMatcher
+from minfer.text.spm import SpmEncoder
 from minfer.text.stream import StreamDecoder
 from minfer.text.template import DEFAULT_TEMPLATE, ChatTemplate, read_templates
-from minfer.text.vocabulary import BYTE_TOKENS, SPECIAL_TYPES, TokenType, Vocabulary, read_vocabulary
+from minfer.text.vocabulary import BYTE_TOKENS, SPECIAL_TYPES, TokenType, Vocabulary, read_merges, read_vocabulary
 
 _TOOLS_TEMPLATE = "tool_use"
 _TRUSTED_ROLES = frozenset(("system", "developer", "assistant", "model"))
@@ -20,7 +21,13 @@ _GUARD = "\ud800"  # no valid text holds a lone surrogate, so none can be confus
 
 
 class _Encoder(Protocol):
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text without special tokens."""
+        ...
+
+    def decode_token(self, text: str) -> bytes:
+        """The bytes of a normal token."""
+        ...
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -30,21 +37,24 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         UnsupportedError: another tokenizer model or pre-tokenizer than the supported ones.
         TokenizerError: the vocabulary is incomplete or contradicts itself.
     """
-    return Tokenizer(read_vocabulary(metadata), read_templates(metadata))
+    vocabulary = read_vocabulary(metadata)
+    return Tokenizer(vocabulary, _build_encoder(vocabulary, metadata), read_templates(metadata))
 
 
 class Tokenizer:
-    """Text to ids and back. It may be used from several threads."""
+    """Text to ids and back; `build_tokenizer` makes it. It may be used from several threads."""
 
-    def __init__(self, vocabulary: Vocabulary, templates: Mapping[str, str]) -> None:
+    def __init__(self, vocabulary: Vocabulary, encoder: _Encoder, templates: Mapping[str, str]) -> None:
         """
         Args:
+            encoder: for the vocabulary's model.
             templates: the source of each of the file's chat templates, by name; the usual one is called `default`.
         """
         self.vocabulary = vocabulary
-        self._encoder, self._decode_normal = _build_encoder(vocabulary)
-        self._always = _matcher(vocabulary, {TokenType.USER_DEFINED})
-        self._special = _matcher(vocabulary, {TokenType.USER_DEFINED, *SPECIAL_TYPES})
+        self._encoder = encoder
+        self._always = _matcher(vocabulary, {TokenType.USER_DEFINED}, vocabulary.rstrip_ids)
+        self._special = _matcher(vocabulary, {TokenType.USER_DEFINED, *SPECIAL_TYPES}, vocabulary.rstrip_ids)
+        self._control = _matcher(vocabulary, SPECIAL_TYPES)
         names = {"bos": vocabulary.bos_id, "eos": vocabulary.eos_id, "unk": vocabulary.unk_id, "pad": vocabulary.pad_id}
         variables = {
             f"{name}_token": vocabulary.tokens[token_id] for name, token_id in names.items() if token_id is not None
@@ -85,9 +95,8 @@ class Tokenizer:
         """The ids of a text.
 
         Args:
-            special: whether control tokens in the text are parsed; if not, they are plain text. (Tokens that a file
-            calls
-                user-defined are parsed always.)
+            special: whether control tokens in the text are parsed; if not, they are plain text. (User-defined tokens
+                are parsed always.)
             add_bos: whether BOS is put in front if the model wants it, as `with_bos` does.
 
         Raises:
@@ -126,9 +135,9 @@ class Tokenizer:
             at_start: whether the ids are a text from its start. If they go on after other text, a SentencePiece model's
                 leading space belongs to them, and stays.
         """
-        drop_leading_space = at_start and self.vocabulary.add_space_prefix
         token_bytes = self.token_bytes if special else self._plain_bytes
-        return StreamDecoder(token_bytes, drop_leading_space=drop_leading_space)
+        has_prefix = self._has_prefix if at_start and self.vocabulary.add_space_prefix else None
+        return StreamDecoder(token_bytes, has_prefix)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to a text; none for a token that is not in use.
@@ -139,7 +148,7 @@ class Tokenizer:
         text = self.token_text(token_id)
         kind = self.vocabulary.types[token_id]
         if kind == TokenType.NORMAL:
-            return self._decode_normal(text)
+            return self._encoder.decode_token(text)
         if kind == TokenType.BYTE:
             return bytes([BYTE_TOKENS[text]])
         if kind in (TokenType.UNUSED, TokenType.UNDEFINED):
@@ -194,6 +203,7 @@ class Tokenizer:
             for message in plain_messages(messages)
         ]
         prompt = template.render_plain(template.variables(guarded, tools, add_generation_prompt, variables))
+        checked_text(prompt.replace(_GUARD, ""), "what the chat template made")
         return self.with_bos(self._encode(prompt, self._special))
 
     def _template(self, with_tools: bool) -> ChatTemplate:
@@ -211,16 +221,11 @@ class Tokenizer:
 
         def guard(text: str) -> str:
             return "".join(
-                piece if isinstance(piece, str) else self._guarded_token(piece) for piece in self._special.split(text)
+                piece if isinstance(piece, str) else "".join(c + _GUARD for c in self.vocabulary.tokens[piece])
+                for piece in self._control.split(text)
             )
 
         return {key: value if key == "role" else map_strings(value, guard) for key, value in message.items()}
-
-    def _guarded_token(self, token_id: int) -> str:
-        text = self.vocabulary.tokens[token_id]
-        if self.vocabulary.types[token_id] in SPECIAL_TYPES:
-            return "".join(character + _GUARD for character in text)
-        return text
 
     def _encode(self, text: str, matcher: TokenMatcher) -> list[int]:
         ids: list[int] = []
@@ -234,20 +239,22 @@ class Tokenizer:
             after_special = isinstance(piece, int)
         return ids
 
+    def _has_prefix(self, token_id: int) -> bool:
+        return self.vocabulary.types[token_id] in (TokenType.NORMAL, TokenType.BYTE)
+
     def _plain_bytes(self, token_id: int) -> bytes:
         data = self.token_bytes(token_id)
         return b"" if self.vocabulary.types[token_id] in SPECIAL_TYPES else data
 
 
-def _build_encoder(vocabulary: Vocabulary) -> tuple[_Encoder, Callable[[str], bytes]]:
-    """What turns text into ids, and what turns the text of a normal token into bytes."""
+def _build_encoder(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> _Encoder:
     if vocabulary.pre_tokenizer is not None:
-        return bpe.BpeEncoder(vocabulary, vocabulary.pre_tokenizer), bpe.decode_token
-    from minfer.text import spm  # a library that most models do not need
-
-    return spm.SpmEncoder(vocabulary), spm.decode_token
+        return BpeEncoder(vocabulary, read_merges(metadata), vocabulary.pre_tokenizer)
+    return SpmEncoder(vocabulary)
 
 
-def _matcher(vocabulary: Vocabulary, types: Collection[TokenType]) -> TokenMatcher:
+def _matcher(
+    vocabulary: Vocabulary, types: Collection[TokenType], rstrip_ids: Collection[int] = frozenset()
+) -> TokenMatcher:
     ids = {vocabulary.tokens[token_id]: token_id for token_id in vocabulary.ids_of_types(types)}
-    return TokenMatcher(ids, vocabulary.rstrip_ids)
+    return TokenMatcher(ids, rstrip_ids)

@@ -54,8 +54,6 @@ class Vocabulary:
     """Text of a token -> its id."""
     scores: array[float]
     """SPM only, f32, one for each token: of all possible merges, the one whose result scores best comes first."""
-    merges: tuple[tuple[str, str], ...]
-    """BPE only, in the order of their ranks."""
     pre_tokenizer: PreTokenizer | None
     """BPE only."""
     bos_id: int | None
@@ -211,7 +209,6 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         types=bytes(types),
         ids=ids,
         scores=_scores(metadata, len(tokens)) if spm else array("f"),
-        merges=() if spm else _merges(metadata),
         pre_tokenizer=pre_tokenizer,
         bos_id=special_ids["bos"],
         eos_id=special_ids["eos"],
@@ -223,6 +220,24 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         add_eos=_scalar(metadata, "add_eos_token", bool, False),
         add_space_prefix=spm and _scalar(metadata, "add_space_prefix", bool, True),
     )
+
+
+def read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The merges of a byte-level BPE, the first one first.
+
+    Raises:
+        TokenizerError: there are none, or one is not a pair.
+    """
+    if "tokenizer.ggml.merges" not in metadata:
+        raise TokenizerError("tokenizer.ggml.merges is missing; a 'gpt2' tokenizer needs them")
+    merges: list[tuple[str, str]] = []
+    # A pair given twice keeps its first rank, as everywhere.
+    for rank, merge in enumerate(dict.fromkeys(_array(metadata, "merges", {str}))):
+        left, space, right = merge.partition(" ")
+        if not (left and space and right):
+            raise TokenizerError(f"tokenizer.ggml.merges[{rank}] is {merge!r}, not two parts with a space between")
+        merges.append((left, right))
+    return merges
 
 
 def _model(metadata: Mapping[str, Any]) -> TokenizerModel:
@@ -267,19 +282,6 @@ def _scores(metadata: Mapping[str, Any], n_tokens: int) -> array[float]:
     return array("f", scores)
 
 
-def _merges(metadata: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    if "tokenizer.ggml.merges" not in metadata:
-        raise TokenizerError("tokenizer.ggml.merges is missing; a 'gpt2' tokenizer needs them")
-    merges: list[tuple[str, str]] = []
-    # A pair given twice keeps its first rank, as everywhere.
-    for rank, merge in enumerate(dict.fromkeys(_array(metadata, "merges", {str}))):
-        left, space, right = merge.partition(" ")
-        if not (left and space and right):
-            raise TokenizerError(f"tokenizer.ggml.merges[{rank}] is {merge!r}, not two parts with a space between")
-        merges.append((left, right))
-    return tuple(merges)
-
-
 def _find_ends(
     metadata: Mapping[str, Any], ids: Mapping[str, int], types: bytearray, special_ids: Mapping[str, int | None]
 ) -> frozenset[int]:
@@ -311,7 +313,7 @@ def _find_ends(
         # Here <|end|> ends one of several messages of an answer.
         ends.remove(ids["<|end|>"])
         types[ids["<|end|>"]] = TokenType.USER_DEFINED
-    if all_end("<|tool_response>", "</s>"):
+    if all_end("</s>") and (all_end("<|tool_response>") or all_end("<|plamo:eos|>")):
         # Here </s> is an HTML tag.
         ends.remove(ids["</s>"])
         types[ids["</s>"]] = TokenType.NORMAL
