@@ -22,6 +22,7 @@ from minfer.simd.errors import (
     ObjectCacheError,
     TraceError,
 )
+from minfer.simd.interpret import interpret
 from minfer.simd.ir import KernelIR, Ordering
 from minfer.simd.targets import (
     Architecture,
@@ -92,6 +93,7 @@ __all__ = [
     "i16",
     "i32",
     "i64",
+    "interpret",
     "kernel_ptr",
     "load_or_compile",
     "lower_to_llvm",

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 import llvmlite  # type: ignore[import-untyped]
 import llvmlite.binding as binding  # type: ignore[import-untyped]
 
-_OPTIMISATION_LEVEL = 2
+# Levels of the optimiser of LLVM assembly, and of the selection and scheduling of machine instructions.
+_OPTIMISER_LEVEL = 2
+_CODE_GENERATOR_LEVEL = 3
 
 
 class LLVMRejectsError(Exception):
@@ -92,7 +94,7 @@ def _optimised(text: str, triple: str, cpu: str, features: str) -> tuple[binding
         module.verify()
     except RuntimeError as error:
         raise LLVMRejectsError(str(error)) from error
-    options = binding.create_pipeline_tuning_options(speed_level=_OPTIMISATION_LEVEL)
+    options = binding.create_pipeline_tuning_options(speed_level=_OPTIMISER_LEVEL)
     # Kernels are unrolled and vectorised by whoever writes them.
     options.loop_unrolling = False
     options.loop_vectorization = False
@@ -107,5 +109,5 @@ def _machine(triple: str, cpu: str, features: str) -> binding.TargetMachine:
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     return binding.Target.from_triple(triple).create_target_machine(
-        cpu=cpu, features=features, opt=_OPTIMISATION_LEVEL, reloc="pic", codemodel="small"
+        cpu=cpu, features=features, opt=_CODE_GENERATOR_LEVEL, reloc="pic", codemodel="small"
     )

@@ -42,7 +42,7 @@ class InstructionSet:
     vector_bytes: int
     dot4: Dot4Lowering
     needs: tuple[str, ...]
-    # Features of the machine whose names start like this belong to higher levels and stay off.
+    # Features of the machine whose names start like this stay off: most belong to higher levels.
     excludes: tuple[str, ...]
 
 
@@ -81,8 +81,10 @@ class Target:
 
 _AVX2_NEEDS = ("avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "popcnt")
 _AVX512_NEEDS = (*_AVX2_NEEDS, "avx512f", "avx512bw", "avx512dq", "avx512vl")
-# Families above AVX2, and the extensions of general registers, which only new CPUs combine with 512-bit vectors.
-_ABOVE_AVX512 = ("amx", "avx10", "egpr", "push2pop2", "ppx", "ndd", "ccmp", "nf", "cf", "zu")
+# LLVM makes byte shifts of GFNI's instructions, which compete with vpdpbusd for ports: shift and mask are faster.
+_SLOW = ("gfni",)
+# Extensions of general registers and matrix units, which only new CPUs have: no kernel was ever measured with them.
+_ABOVE_AVX512 = (*_SLOW, "amx", "avx10", "egpr", "push2pop2", "ppx", "ndd", "ccmp", "nf", "cf", "zu")
 _ABOVE_AVX2 = (*_ABOVE_AVX512, "avx512", "avxvnni", "avxifma", "avxneconvert")
 _X86, _ARM = Architecture.X86_64, Architecture.AARCH64
 
