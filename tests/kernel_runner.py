@@ -158,7 +158,7 @@ def _step_inputs(operands: Sequence[Operand]) -> StepInputs:
         "tokens": np.arange(n_tokens, dtype=np.int32),
         "positions": np.zeros(n_tokens, np.int32),
         "cells": np.zeros(n_tokens, np.int32),
-        "spans": np.tile(np.int32([0, 1]), (n_tokens, 1)),
+        "spans": np.tile(np.array([0, 1], np.int32), (n_tokens, 1)),
         "pages": np.zeros(1, np.int32),
         "output_rows": np.arange(n_tokens, dtype=np.int32),
     }

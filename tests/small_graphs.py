@@ -58,9 +58,9 @@ def dense_graph(n_layers: int = 2) -> Graph:
             v = b.split_heads(linear(normed, f"{i}.v", 32), 2, f"{i}.v_heads")
             q = b.rope(q, b.input("positions"), rope, f"{i}.q_rope")
             k = b.rope(k, b.input("positions"), rope, f"{i}.k_rope")
-            regions = [b.kv_region(f"{i}.{name}_cache", 2, 16, GGMLType.F32) for name in "kv"]
-            b.kv_store(k, v, b.input("cells"), *regions, f"{i}.kv_store")
-            heads = b.attention(q, *regions, scale=0.25, window=None, name=f"{i}.heads")
+            keys, values = (b.kv_region(f"{i}.{name}_cache", 2, 16, GGMLType.F32) for name in "kv")
+            b.kv_store(k, v, b.input("cells"), keys, values, f"{i}.kv_store")
+            heads = b.attention(q, keys, values, scale=0.25, window=None, name=f"{i}.heads")
             attended = linear(b.merge_heads(heads, f"{i}.attention"), f"{i}.attn_output", WIDTH)
             x = b.add(x, attended, f"{i}.middle")
             normed = norm(x, f"{i}.ffn_norm")
