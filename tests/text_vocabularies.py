@@ -44,7 +44,8 @@ def real_metadata(model: str) -> dict[str, Any]:
             types[token_id] = int(kind)
     merged = tokens[stored["first_merged_token"] :]
     merges = [f"{token[:cut]} {token[cut:]}" for token, cut in zip(merged, stored["merge_splits"], strict=False)]
-    return stored["metadata"] | {
+    metadata: dict[str, Any] = stored["metadata"]
+    return metadata | {
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": types,
         "tokenizer.ggml.merges": merges,
@@ -76,7 +77,7 @@ SPM_FIRST_FREE = 3 + 256
 def spm_metadata(
     scored: Sequence[tuple[str, float]], extra: Sequence[tuple[str, int]] = (), **others: Any
 ) -> dict[str, Any]:
-    """SentencePiece's BPE: `<unk>`, `<s>`, `</s>`, the bytes, then normal tokens with scores, then `extra` with types."""
+    """SentencePiece's BPE: `<unk>`, `<s>`, `</s>`, bytes, then normal tokens with scores, then `extra` with types."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256
     tokens += [text for text, _ in scored] + [text for text, _ in extra]

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_vocabularies import NORMAL, bpe_metadata, real_tokenizer, spelled
 
 from minfer.errors import TokenizerError
 from minfer.text import build_tokenizer
+from text_vocabularies import NORMAL, bpe_metadata, real_tokenizer, spelled
 
 MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b")
 

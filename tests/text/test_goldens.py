@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from text_vocabularies import read_json, real_tokenizer
 
 MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b")

@@ -3,13 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from text_vocabularies import NORMAL, bpe_metadata, read_json
 
 from minfer.errors import UnsupportedError
 from minfer.text import PRE_TOKENIZERS, Tokenizer, build_tokenizer
+from text_vocabularies import NORMAL, bpe_metadata, read_json
 
-# llama.cpp's ids for a vocabulary that merges every pair of bytes in the texts once, so that most places where words end
-# show in the ids. `words` are tokens that no merge makes.
+# llama.cpp's ids for a vocabulary that merges every pair of bytes in the texts, so that most ends of words show in the
+# ids. `words` are tokens that no merge makes.
 GOLDEN = read_json("text/pre-tokenizers.json")
 
 

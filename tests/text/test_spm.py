@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from array import array
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_vocabularies import CONTROL, SPM_FIRST_FREE, USER_DEFINED, read_json, spm_metadata
 
 from minfer.errors import TokenizerError
 from minfer.text import Tokenizer, build_tokenizer
+from text_vocabularies import CONTROL, SPM_FIRST_FREE, USER_DEFINED, read_json, spm_metadata
 
 GOLDEN = read_json("text/spm.json")
 GOLDEN_CASES = [(case["add_space_prefix"], row) for case in GOLDEN["cases"] for row in case["rows"]]
@@ -37,7 +38,7 @@ def merged(text: str, metadata: dict[str, Any]) -> list[int]:
     ids = {token: token_id for token_id, token in enumerate(tokens)}
     symbols = list(text.replace(" ", "▁"))
     while True:
-        pairs = [(i, ids[a + b]) for i, (a, b) in enumerate(zip(symbols, symbols[1:], strict=False)) if a + b in ids]
+        pairs = [(i, ids[a + b]) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in ids]
         if not pairs:
             break
         at, token_id = max(pairs, key=lambda pair: (scores[pair[1]], -pair[0]))

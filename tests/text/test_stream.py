@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_vocabularies import CONTROL, UNUSED, USER_DEFINED, bpe_metadata, real_tokenizer, spm_metadata
 
 from minfer.errors import TokenizerError
 from minfer.text import StreamDecoder, Tokenizer, build_tokenizer
+from text_vocabularies import CONTROL, UNUSED, USER_DEFINED, bpe_metadata, real_tokenizer, spm_metadata
 
 BPE = build_tokenizer(bpe_metadata([("<x>", CONTROL), ("<call>", USER_DEFINED), ("[unused]", UNUSED)], ["a b"]))
 SPM = build_tokenizer(

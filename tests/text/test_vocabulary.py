@@ -4,6 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from minfer.errors import MinferError, TokenizerError, UnsupportedError
+from minfer.gguf import open_gguf, write_gguf
+from minfer.text import TokenizerModel, TokenType, build_tokenizer
 from text_vocabularies import (
     BYTE,
     CONTROL,
@@ -15,10 +19,6 @@ from text_vocabularies import (
     real_metadata,
     spm_metadata,
 )
-
-from minfer.errors import MinferError, TokenizerError, UnsupportedError
-from minfer.gguf import open_gguf, write_gguf
-from minfer.text import TokenizerModel, TokenType, build_tokenizer
 
 END_CASES = read_json("text/end-tokens.json")["cases"]
 

@@ -109,10 +109,11 @@ class Tokenizer:
 
     def with_bos(self, ids: Sequence[int]) -> list[int]:
         """The ids with BOS in front, exactly once, if the model wants it; else as they are."""
+        given = [int(token_id) for token_id in ids]
         bos_id = self.vocabulary.bos_id
-        if not self.add_bos or bos_id is None or (ids and ids[0] == bos_id):
-            return list(ids)
-        return [bos_id, *ids]
+        if not self.add_bos or bos_id is None or given[:1] == [bos_id]:
+            return given
+        return [bos_id, *given]
 
     def detokenize(self, ids: Sequence[int], special: bool = True) -> str:
         """The text of ids. Bytes that are not UTF-8 become U+FFFD.
