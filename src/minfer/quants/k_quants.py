@@ -107,12 +107,18 @@ def _low_bits(blocks: Blocks) -> NDArray[np.uint8]:
     return split_bits(blocks["qs"].reshape(-1, 4, 32), 4).reshape(-1, 8, 32)
 
 
-def _with_scales_and_minima(blocks: Blocks, quants: NDArray[np.uint8]) -> UnpackedBlocks:
-    scales_0_to_3, minima_0_to_3, low_4_to_7 = np.split(blocks["scales"], 3, axis=1)
+def scales_and_minima(packed: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """The 6-bit scales and minima, each (..., 8), in the 12 bytes of a Q4_K or Q5_K block, (..., 12)."""
+    scales_0_to_3, minima_0_to_3, low_4_to_7 = np.split(packed, 3, axis=-1)
     scales_4_to_7 = (low_4_to_7 & np.uint8(15)) | ((scales_0_to_3 >> np.uint8(2)) & np.uint8(0x30))
     minima_4_to_7 = (low_4_to_7 >> np.uint8(4)) | ((minima_0_to_3 >> np.uint8(2)) & np.uint8(0x30))
-    scales = np.concatenate([scales_0_to_3 & np.uint8(63), scales_4_to_7], axis=1)
-    minima = np.concatenate([minima_0_to_3 & np.uint8(63), minima_4_to_7], axis=1)
+    scales = np.concatenate([scales_0_to_3 & np.uint8(63), scales_4_to_7], axis=-1)
+    minima = np.concatenate([minima_0_to_3 & np.uint8(63), minima_4_to_7], axis=-1)
+    return scales, minima
+
+
+def _with_scales_and_minima(blocks: Blocks, quants: NDArray[np.uint8]) -> UnpackedBlocks:
+    scales, minima = scales_and_minima(blocks["scales"])
     return UnpackedBlocks(
         quants.view(np.int8),
         widen(blocks["d"]) * scales,

@@ -1,0 +1,42 @@
+"""What differs between operating systems about threads: which cores a process may use, and giving a core away."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import sys
+from pathlib import Path
+
+
+def n_usable_cores() -> int:
+    """Cores that this process may use: its affinity, and its control group's limit, rounded up."""
+    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = _control_group_limit(Path("/sys/fs/cgroup"))
+    return max(1, n if limit is None else min(n, math.ceil(limit)))
+
+
+def _control_group_limit(root: Path) -> float | None:
+    """CPUs that the control group may use: of version 2 (`cpu.max`), else of version 1."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass  # another version, or none: look on
+    try:
+        microseconds = int((root / "cpu" / "cpu.cfs_quota_us").read_text())
+        return None if microseconds <= 0 else microseconds / int((root / "cpu" / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def yield_address() -> int:
+    """The address of the function that offers the calling thread's core to other threads; takes no arguments."""
+    if sys.platform == "win32":
+        function = ctypes.WinDLL("kernel32").SwitchToThread
+    else:
+        function = ctypes.CDLL(None).sched_yield
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    if address is None:
+        raise OSError("the system has no function to yield a core")
+    return address
