@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from minfer.graph import Bounds, Graph, StepInputs, TensorSpec, ValueId
 from minfer.graph.ops import Op
+from minfer.hub import Progress
 from minfer.trace import Observer
 
 
@@ -40,6 +41,8 @@ class CompileRequest:
     bounds: Bounds
     n_threads: int | None = None
     """None: the backend decides"""
+    progress: Progress | None = None
+    """told about what takes long"""
     poison: bool = False
     """keep memory that holds nothing filled with NaN, to find reads of it; for tests"""
 

@@ -77,7 +77,7 @@ def load(
         size = _context_size(n_ctx, hparams)
         bounds = step_bounds(size)
         lowered = lower(graph, PassContext((runner,), bounds))
-        plan = ExecutionPlan(lowered, (runner,), FileWeights(file), bounds, n_threads=threads)
+        plan = ExecutionPlan(lowered, (runner,), FileWeights(file), bounds, n_threads=threads, progress=progress)
         return Model(file, tokenizer, Runtime(plan, hparams, size, bounds, _observers(settings)))
     except BaseException:
         file.close()

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from minfer.backends import Backend, CompileRequest, Program, WeightSource
 from minfer.errors import GraphError
 from minfer.graph import Bounds, Graph, StepInputs, Value, ValueKind
+from minfer.hub import Progress
 from minfer.passes import Segment, segments
 from minfer.trace import Observer
 
@@ -25,6 +26,7 @@ class ExecutionPlan:
         bounds: Bounds,
         *,
         n_threads: int | None = None,
+        progress: Progress | None = None,
         poison: bool = False,
     ) -> None:
         self._graph = graph
@@ -41,7 +43,9 @@ class ExecutionPlan:
                 self._home.update(dict.fromkeys(graph.nodes[index].outputs, segment.backend))
         for backend in backends:
             if backend.name in ranges:
-                request = CompileRequest(graph, tuple(ranges[backend.name]), weights, bounds, n_threads, poison)
+                request = CompileRequest(
+                    graph, tuple(ranges[backend.name]), weights, bounds, n_threads, progress, poison
+                )
                 self._programs[backend.name] = backend.compile(request)
 
     def step(self, inputs: StepInputs, observers: Sequence[Observer] = ()) -> NDArray[np.float32]:

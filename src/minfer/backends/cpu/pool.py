@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from minfer.backends.arena import aligned_zeros
 from minfer.backends.cpu.convention import N_STEP_WORDS, Entry
 from minfer.backends.cpu.kernels.walker import (
     COUNTER_STRIDE,
@@ -86,13 +87,6 @@ class Pool:
                 int(entry.barrier),
             )
         return tape
-
-
-def aligned_zeros(n_bytes: int, alignment: int = 64) -> NDArray[np.uint8]:
-    """Zeroed bytes at an aligned address; memory is taken from the system as it is touched."""
-    raw = np.zeros(n_bytes + alignment, np.uint8)
-    start = -raw.ctypes.data % alignment
-    return raw[start : start + n_bytes]
 
 
 def _start_workers(pool: Pool, n_workers: int) -> list[threading.Thread]:

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
+from minfer.backends.arena import Arena
 from minfer.backends.base import CompileRequest
 from minfer.backends.reference.kernels import KERNELS
 from minfer.backends.reference.operands import Region, Weight, WeightCache
 from minfer.errors import GraphError
-from minfer.graph import Bounds, Node, StepInputs, Symbol, ValueId, ValueKind, last_uses
-from minfer.quants import GGMLType
+from minfer.graph import Bounds, Node, StepInputs, ValueId, ValueKind
 from minfer.trace import NodeEvent, Observer
 
 
@@ -28,16 +28,12 @@ class ReferenceProgram:
     """The program of one backend (see `backends/base.py`). Steps must not overlap in time: the caller takes turns."""
 
     def __init__(self, request: CompileRequest, backend_name: str, weight_cache_bytes: int) -> None:
-        if request.graph.memory is None:
-            raise GraphError("a graph is compiled after plan_memory")
         self._graph = request.graph
         self._segments = request.segments
         self._poison = request.poison
         self._backend_name = backend_name
-        self._placements = request.graph.memory.placements
-        self._arena = np.zeros(request.graph.memory.arena_bytes[backend_name], np.uint8)
+        self._arena = Arena(request.graph, backend_name)
         self._cache = WeightCache(request.weights, weight_cache_bytes)
-        self._last_uses = last_uses(request.graph)
         self._constants: dict[ValueId, Weight | Region] = {}
         for index in (index for segment in request.segments for index in segment):
             for value_id in request.graph.nodes[index].inputs:
@@ -45,7 +41,7 @@ class ReferenceProgram:
         self._n_threads = request.n_threads
         self._threads = None if request.n_threads is None else ThreadpoolController()
         if self._poison:
-            self._arena[:] = 0xFF  # an f32 whose bits are all ones is a NaN
+            self._arena.poison()
 
     def _prepare(self, value_id: ValueId, bounds: Bounds) -> None:
         value = self._graph.value(value_id)
@@ -85,7 +81,7 @@ class ReferenceProgram:
             for observer in observers:
                 observer.node_ran(event)
         if self._poison:
-            self._poison_dead(index, node)
+            self._arena.poison_dead(index, node)
 
     def _operand(
         self, value_id: ValueId, inputs: StepInputs, arrays: dict[str, NDArray[np.int32]]
@@ -95,25 +91,11 @@ class ReferenceProgram:
             return arrays[value.name]
         return self._constants[value_id] if value_id in self._constants else self.read(value_id, inputs)
 
-    def _poison_dead(self, index: int, node: Node) -> None:
-        touched = {self._graph.storage(i) for i in (*node.inputs, *node.outputs)}
-        for storage in touched:
-            if storage in self._placements and self._last_uses[storage] == index:
-                place = self._placements[storage]
-                self._arena[place.offset : place.offset + place.n_bytes] = 0xFF
-
     def read(self, value_id: ValueId, inputs: StepInputs) -> NDArray[Any]:
-        spec = self._graph.value(value_id).spec
-        sizes: dict[Symbol, int] = inputs.sizes()
-        place = self._placements[value_id]
-        dtype = np.int32 if spec.ggml_type is GGMLType.I32 else np.float32
-        shape = spec.resolve(sizes)
-        return self._arena[place.offset : place.offset + spec.n_bytes(sizes)].view(dtype).reshape(shape)
+        return self._arena.view(value_id, inputs)
 
     def write(self, value_id: ValueId, array: NDArray[Any]) -> None:
-        place = self._placements[value_id]
-        data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-        self._arena[place.offset : place.offset + data.size] = data
+        self._arena.write(value_id, array)
 
     def region(self, value_id: ValueId) -> NDArray[np.uint8]:
         region = self._constants[value_id]
@@ -123,4 +105,4 @@ class ReferenceProgram:
 
     def close(self) -> None:
         self._constants.clear()
-        self._arena = np.zeros(0, np.uint8)
+        self._arena.close()
