@@ -24,13 +24,14 @@ _ROUNDER = 12582912.0
 # Beyond these the result is infinite, or rounds to zero; clamping keeps n small. NaN passes both.
 _HIGHEST = 89.0
 _LOWEST = -104.0
-_Q = (0.5, 0.16666667, 0.041666668, 0.008333334, 0.0013888889)
+_Q = (0.49999994, 0.16666521, 0.04166839, 0.008368745, 0.0013814540)
 
 
 def exp(k: VectorOps, x: Value) -> Value:
     """Traces e**x for a scalar or vector of f32.
 
-    Exact at 0; +inf above 88.72283, 0 below -103.97208; NaN for NaN. No result is further off than 1 ulp.
+    The error is below 0.8 ulp (0.795 over all floats, against float64). exp(0) is 1; above 88.722839 (the logarithm of
+    the largest f32) the result is +inf, from -103.97208 down it is 0; NaN stays NaN.
     """
     integer = with_element(x.type, i32)
     x = k.maximum(_LOWEST, k.minimum(_HIGHEST, x))
@@ -40,7 +41,10 @@ def exp(k: VectorOps, x: Value) -> Value:
     q = k.fma(r, _Q[4], _Q[3])
     for coefficient in _Q[2::-1]:
         q = k.fma(q, r, coefficient)
-    power = k.fma(r * r, q, r) + 1.0
+    # 1 + r is rounded, and what that lost goes into the small terms.
+    one_and_r = r + 1.0
+    lost = r - (one_and_r - 1.0)
+    power = one_and_r + k.fma(r * r, q, lost)
     n = shifted.bitcast(integer) - 0x4B400000
     half = n >> 1
     first = ((half + 127) << 23).bitcast(_like(x))
