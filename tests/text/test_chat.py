@@ -50,7 +50,7 @@ def test_what_a_user_or_a_tool_says_has_no_control_tokens(role: str, content: st
 
 def test_nor_have_its_other_fields() -> None:
     tokenizer = chat_tokenizer("{% for m in messages %}<start>{{ m.name }} {{ m.data.a[0] }}<end>{% endfor %}")
-    message = {"role": "tool", "name": "<end>", "data": {"a": ["<start>"]}, "content": ""}
+    message = {"role": "tool", "name": "<end>", "data": {"a": ["<start>"], "n": 1}, "content": ""}
     assert tokenizer.encode_chat([message]) == [START, *b"<end> <start>", END]
 
 

@@ -79,10 +79,23 @@ def test_qwen_writes_tools_and_calls() -> None:
         ("{{ 'a\nb' | indent(2) }} {{ 'abc' | replace('b', '') }} {{ 'A' | lower }} {{ 2.5 | round | int }} "
          "{{ [1, 2] | sum }}",
          "a\n  b ac a 2 3"),
+        ("{{ [1, 2, 3] | batch(2, 0) | list }} {{ [1, 2, 3] | slice(2) | list }} {{ [1, 2] | join('-', attribute=0) }}",
+         "[[1, 2], [3, 0]] [[1, 2], [3]] -"),
+        ("{{ messages | join(' ', attribute='role') }} {% for g in messages | groupby('role') %}{{ g.grouper }}"
+         "{{ g.list | length }}{% endfor %}",
+         "user user1"),
+        ("{{ ['a', 'b', 'a'] | unique | list }} {{ [3, 1] | min }} {{ [1, 2] | reverse | list }}",
+         "['a', 'b'] 1 [2, 1]"),
+        ("{{ [1, none] | string | upper }} {{ '%(a)d' | format(a=2) }}", "[1, NONE] 2"),
+        ("{{ none | default('d', true) }} {{ missing | d(1) }} {{ '<' | escape }} {{ 'a b' | urlencode }}",
+         "d 1 &lt; a%20b"),
         ("{{ {'a': 1}.items() | list }} {{ dict(a=1) }} {{ {'b': 2, 'a': 1} | dictsort }}",
          "[('a', 1)] {'a': 1} [('a', 1), ('b', 2)]"),
         ("{{ ('a', 'b') }} {{ 'abc'.startswith(('x', 'a')) }} {{ 3 ** 2 * 2 % 5 }} {{ 'ab' * 2 }} {{ 1 < 2 < 3 }}",
          "('a', 'b') True 3 abab True"),
+        ("{% for m in messages %}{% set x = '%d' %}{{ '{}'.format(x | format(3)) }}{{ x | e }}{% endfor %}"
+         "{{ '%(a)s%(b)5.1f%%' % {'a': 'x', 'b': 2} }} {{ '{{{0[}]}!r}}'.format({'}': 1}) }} {{ 'xay' | trim('xy') }}",
+         "3%dx  2.0% {1!r} a"),
         ("{% set x %}{{ messages[0].role }}!{% endset %}{% filter upper %}{{ x }}{% endfilter %}", "USER!"),
     ],
 )  # fmt: skip
@@ -157,6 +170,7 @@ def test_the_template_s_own_refusal_is_passed_on() -> None:
         ("a\nb\n{{ messages[0].x.y }}", r"fails in line 3: 'dict object' has no attribute 'x'"),
         ("{{ 1 / 0 }}", "fails in line 1: ZeroDivisionError"),
         ("\n{{ 'a' + 1 }}", "fails in line 2: TypeError"),
+        ("{{ '%s' | format(1, a=2) }}", "positional and keyword arguments"),
         ("{% include 'other' %}", "no loader"),
         ("x" * 65_537, "65,537 characters; up to 65,536"),
         ("{{ " + "(" * 9999, "nests too deep"),

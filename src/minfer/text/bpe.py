@@ -59,7 +59,7 @@ class BpeEncoder:
             at = next(index for index, character in enumerate(text) if missing.intersection(character.encode()))
             raise TokenizerError(
                 f"the vocabulary has no token for the byte 0x{min(missing):02X}; "
-                f"the text needs it, for example for the character {ascii(text[at])} (U+{ord(text[at]):04X})"
+                f"the text needs it, for example for the character {text[at]!a} (U+{ord(text[at]):04X})"
             )
         # Not encode_batch: it starts a thread pool, and the library then warns on standard error after every fork.
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -76,10 +76,9 @@ class Budget:
 
         Raises:
             TemplateError: it is more than the whole allowance, it nests too deep, an integer in it is too large, or it
-            is
-                a namespace, which is the one thing that can change and so has no size.
+                is a namespace, which is the one thing that can change and so has no size.
         """
-        return self._measure(value, 0)[0]
+        return self._measure(value)[0]
 
     def text(self, value: Any) -> str:
         """What a template writes for a value: `str(value)`, paid for before it is made."""
@@ -88,31 +87,29 @@ class Budget:
 
     def depth(self, value: Any) -> int:
         """How deep a value nests; 0 for what is no container."""
-        return self._measure(value, 0)[1]
+        return self._measure(value)[1]
 
-    def _measure(self, value: Any, level: int) -> tuple[int, int]:
+    def _measure(self, value: Any) -> tuple[int, int]:
         if isinstance(value, str):
             return len(value), 0
         if isinstance(value, int):
             if value.bit_length() > MAX_INT_BITS:
                 raise TemplateError(f"the chat template computes an integer of more than {MAX_INT_BITS} bits")
-            return 1, 0
+            return 1 + value.bit_length() // 3, 0  # about its digits
         if isinstance(value, Namespace):
             raise TemplateError("the chat template writes out a namespace, or puts it into a list: not supported")
         if not isinstance(value, (list, tuple, dict)):
             return 1, 0
         if id(value) not in self._known:
-            self._known[id(value)] = (value, *self._measure_items(value, level))
+            self._known[id(value)] = (value, *self._measure_items(value))
         _, size, depth = self._known[id(value)]
         return size, depth
 
-    def _measure_items(self, container: list[Any] | tuple[Any, ...] | dict[Any, Any], level: int) -> tuple[int, int]:
+    def _measure_items(self, container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> tuple[int, int]:
         size, depth = _own_units(container), 1
         items = (*container, *container.values()) if isinstance(container, dict) else container
-        if level > _MAX_VALUE_DEPTH:
-            raise TemplateError("the chat template nests lists too deep")
         for item in items:
-            item_size, item_depth = self._measure(item, level + 1)
+            item_size, item_depth = self._measure(item)
             size += item_size
             depth = max(depth, item_depth + 1)
         if depth > _MAX_VALUE_DEPTH:

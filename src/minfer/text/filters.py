@@ -8,24 +8,23 @@ one is refused.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any
 
 from jinja2 import pass_context
-from jinja2.filters import FILTERS, do_indent, do_round, do_sum, make_attrgetter
+from jinja2.filters import FILTERS, do_batch, do_indent, do_round, do_sum, make_attrgetter, sync_do_slice
 from jinja2.runtime import Context
 from jinja2.tests import TESTS
 from jinja2.utils import Namespace
 
 from minfer.errors import TemplateError
 from minfer.text.budget import Budget
+from minfer.text.prices import joined, pay_for_search, percent_format, replaced
 
 _LEFT_OUT = frozenset(("center", "filesizeformat", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr"))
-_MAX_WIDTH = 999
+_MAX_DIGITS = 999
 _MAX_PARTS = 100_000
-_PERCENT_FIELD = re.compile(r"%(?:\([^)]*\))?[#0\- +]*(?P<width>\*|\d*)(?:\.(?P<precision>\*|\d*))?")
 
 
 def bounded_filters() -> dict[str, Callable[..., Any]]:
@@ -39,8 +38,9 @@ def bounded_filters() -> dict[str, Callable[..., Any]]:
         "string": _string,
         "sum": _sum,
         "tojson": _tojson,
-        "batch": _in_parts("batch"),
-        "slice": _in_parts("slice"),
+        "trim": _trim,
+        "batch": _in_parts("batch", do_batch),
+        "slice": _in_parts("slice", sync_do_slice),
     }
     kept: dict[str, Any] = {name: function for name, function in FILTERS.items() if name not in _LEFT_OUT}
     return {name: _paid(function, refused=(Namespace,)) for name, function in (kept | own).items()}
@@ -50,25 +50,6 @@ def bounded_tests() -> dict[str, Any]:
     """All tests (`is defined`) by name. Each takes the context first, too."""
     tests: dict[str, Any] = TESTS
     return {name: _paid(function) for name, function in tests.items()}
-
-
-def check_percent_format(budget: Budget, template: str, values: Any) -> None:
-    """Pays for `template % values`.
-
-    Raises:
-        TemplateError: a width or precision in it is large, or an argument.
-    """
-    for field in _PERCENT_FIELD.finditer(template):
-        if any(part == "*" or (part and len(part) > 3) for part in field.group("width", "precision")):
-            raise TemplateError(f"the chat template formats with a width above {_MAX_WIDTH}: {field.group()!r:.99}")
-    budget.spend(len(template) + template.count("%") * (_MAX_WIDTH + budget.size(values)))
-
-
-def replaced(budget: Budget, text: str, old: str, new: str, /, count: int = -1) -> str:
-    """`text.replace(old, new, count)`, paid for first."""
-    n_places = text.count(old) if count < 0 else min(count, text.count(old))
-    budget.spend(len(text) + n_places * len(new))
-    return text.replace(old, new, count)
 
 
 def _paid(function: Callable[..., Any], refused: tuple[type, ...] = ()) -> Callable[..., Any]:
@@ -131,9 +112,7 @@ def _tojson(
 def _join(context: Any, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
     budget: Budget = context.budget
     items = list(value) if attribute is None else list(map(make_attrgetter(context.environment, attribute), value))
-    separator = budget.text(d)
-    budget.spend(len(separator) * len(items))
-    return separator.join([budget.text(item) for item in items])
+    return joined(budget, budget.text(d), [budget.text(item) for item in items])
 
 
 @pass_context
@@ -144,12 +123,18 @@ def _replace(context: Any, s: Any, old: Any, new: Any, count: int | None = None)
 
 
 @pass_context
+def _trim(context: Any, value: Any, chars: str | None = None) -> str:
+    budget: Budget = context.budget
+    text = budget.text(value)
+    pay_for_search(budget, text, chars)
+    return text.strip(chars)
+
+
+@pass_context
 def _format(context: Any, value: Any, *args: Any, **kwargs: Any) -> str:
     if args and kwargs:
         raise TypeError("can't handle positional and keyword arguments at the same time")
-    text, values = str(value), kwargs or args
-    check_percent_format(context.budget, text, values)
-    return text % values
+    return percent_format(context.budget, str(value), kwargs or args)
 
 
 @pass_context
@@ -161,7 +146,7 @@ def _indent(context: Any, s: str, width: int | str = 4, first: bool = False, bla
 
 @pass_context
 def _round(context: Context, value: float, precision: int = 0, method: Any = "common") -> float:
-    if abs(precision) > _MAX_WIDTH:
+    if abs(precision) > _MAX_DIGITS:
         raise TemplateError(f"the chat template rounds to {precision} digits")
     return do_round(value, precision, method)
 
@@ -175,9 +160,7 @@ def _sum(context: Context, iterable: Iterable[Any], attribute: str | int | None 
     return do_sum(context.environment, iterable, attribute, start)
 
 
-def _in_parts(name: str) -> Callable[..., Any]:
-    function: Callable[..., Any] = FILTERS[name]
-
+def _in_parts(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def in_parts(value: Any, n: int, fill_with: Any = None) -> Any:
         if n > _MAX_PARTS:
             raise TemplateError(f"the chat template asks the filter {name!r} for {n} parts")

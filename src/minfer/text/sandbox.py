@@ -14,7 +14,6 @@ What remains costs no more than the template is long, which `template` limits.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from types import MethodType
 from typing import Any
@@ -29,7 +28,8 @@ from jinja2.visitor import NodeTransformer
 
 from minfer.errors import TemplateError
 from minfer.text.budget import MAX_INT_BITS, Budget
-from minfer.text.filters import bounded_filters, bounded_tests, check_percent_format, replaced
+from minfer.text.filters import bounded_filters, bounded_tests
+from minfer.text.prices import SLOW_SEARCHES, check_brace_format, joined, pay_for_search, percent_format, replaced
 
 _METHODS: Mapping[type, frozenset[str]] = {
     str: frozenset(
@@ -54,14 +54,12 @@ _METHODS: Mapping[type, frozenset[str]] = {
     ),
     dict: frozenset(("get", "items", "keys", "values")),
     list: frozenset(("count", "index")),
-    tuple: frozenset(("count", "index")),
+    tuple: frozenset(("count", "index", "grouper", "list")),  # the last two are of the filter `groupby`
     int: frozenset(),
     float: frozenset(("is_integer",)),
     range: frozenset(),
     type(None): frozenset(),
 }
-_FORMAT_WIDTH = re.compile(r"\{[^{}]*:[^{}]*(?:\d{4}|\{)")
-_MAX_FORMAT_WIDTH = 999
 _JINJA_KEYWORDS = frozenset(("_loop_vars", "_block_vars"))  # what compiled templates add to every call in a loop
 
 
@@ -121,7 +119,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             if left.bit_length() * abs(right) > MAX_INT_BITS:
                 raise TemplateError(f"the chat template computes a power of more than {MAX_INT_BITS} bits")
         elif operator == "%" and isinstance(left, str):
-            check_percent_format(budget, left, right)
+            return budget.charge(percent_format(budget, left, right))
         return budget.charge(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
@@ -135,10 +133,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(__obj, LoopContext) and args:
             args = (__self.bounded_iteration(budget, args[0], 0), *args[1:])  # a recursive loop over something else
         receiver = getattr(__obj, "__self__", None)
-        if isinstance(receiver, str) and __obj.__name__ == "replace":
-            result: Any = replaced(budget, receiver, *args, **keywords)
-        elif isinstance(receiver, str) and __obj.__name__ == "join":
-            result = receiver.join(_join_items(budget, receiver, *args, **keywords))
+        text, method = (receiver, __obj.__name__) if isinstance(receiver, str) else ("", "")
+        if method in SLOW_SEARCHES:
+            pay_for_search(budget, text, args[0] if args else keywords.get("sep"))
+        if method == "replace":
+            result: Any = replaced(budget, text, *args, **keywords)
+        elif method == "join":
+            result = joined(budget, text, *args, **keywords)
         else:
             result = super().call(__context, __obj, *args, **kwargs)
         if isinstance(result, (Iterator, KeysView, ValuesView, ItemsView)):
@@ -153,14 +154,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         @pass_context
         def bounded_format(context: Context, *args: Any, **kwargs: Any) -> str:
-            pattern = template.replace("{{", "").replace("}}", "")
-            if _FORMAT_WIDTH.search(pattern):
-                raise TemplateError(
-                    f"the chat template formats with a width above {_MAX_FORMAT_WIDTH}: {template!r:.99}"
-                )
-            budget = _budget(context)
-            n_units = sum(budget.size(item) for item in (*args, *kwargs.values()))
-            budget.spend(len(template) + pattern.count("{") * (_MAX_FORMAT_WIDTH + n_units))
+            check_brace_format(_budget(context), template, args, kwargs)
             return format_(*args, **kwargs)
 
         return bounded_format
@@ -278,9 +272,3 @@ def _product_units(budget: Budget, left: Any, right: Any) -> int:
     if isinstance(right, (str, list, tuple)) and isinstance(left, int):
         return budget.size(right) * max(left, 0)
     return 0
-
-
-def _join_items(budget: Budget, separator: str, items: Iterable[str], /) -> list[str]:
-    parts = list(items)
-    budget.spend(sum(budget.size(part) for part in parts) + len(separator) * len(parts))
-    return parts

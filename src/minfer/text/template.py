@@ -52,10 +52,11 @@ class ChatTemplate:
         """The conversation as text.
 
         Args:
-            messages: mappings with `role` and `content`; content is a string or a list of `{"type": "text", "text":
-            ...}`. tools: JSON schemas of the functions that the model may call. add_generation_prompt: whether the
-            text ends with the start of an answer. variables: for the template, by name, for example `documents` or
-            `enable_thinking`.
+            messages: mappings with `role` and `content`; the content is a string, or a list of parts such as
+                `{"type": "text", "text": "Hi"}`.
+            tools: JSON schemas of the functions that the model may call.
+            add_generation_prompt: whether the text ends with the start of an answer.
+            variables: for the template, by name, for example `documents` or `enable_thinking`.
 
         Raises:
             ParameterError: the messages, tools or variables are not of the form they must have.
