@@ -37,7 +37,7 @@ def tiny_runtime(
     kv_types: KVTypes | None = None,
     n_ctx: int = 256,
     max_tokens: int = MAX_TOKENS,
-    n_threads: int | None = None,
+    n_threads: int | None = 1,
     poison: bool = True,
     observers: Sequence[Observer] = (),
 ) -> Iterator[Runtime]:
