@@ -1,8 +1,9 @@
 """Text and tokens: tokenizers from GGUF metadata, streams of text, chat templates.
 
-`vocabulary` reads and checks what the file says; `partition` finds special tokens in a text; `bpe` (cut into words by
-`pretokenizers`) and `spm` turn the rest into ids; `stream` turns ids into text. `template` renders chat templates from
-`messages`, within the bounds that `sandbox`, `filters` and `budget` set. `tokenizer` joins them.
+`vocabulary` reads and checks what the file says, and `ends` knows what ends a generation; `partition` finds special
+tokens in a text; `bpe` (with words cut by `pretokenizers`) and `spm` turn the rest into ids; `stream` turns ids into
+text. `template` renders chat templates from `messages`, within the bounds that `sandbox`, `filters`, `prices` and
+`budget` set. `tokenizer` joins them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 from minfer.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from minfer.text.stream import StreamDecoder
 from minfer.text.template import ChatTemplate
+from minfer.text.token_types import TokenType
 from minfer.text.tokenizer import Tokenizer, build_tokenizer
-from minfer.text.vocabulary import TokenizerModel, TokenType, Vocabulary
+from minfer.text.vocabulary import TokenizerModel, Vocabulary
 
 __all__ = [
     "PRE_TOKENIZERS",

@@ -5,8 +5,7 @@ that makes a value also asks the rendering's `Budget`, before it does so where m
 
 - operators, calls, filters and tests have hooks in Jinja;
 - loops, comparisons, `~`, slices, and list, tuple and dict displays have none, so before a template is compiled they
-are
-  rewritten in its syntax tree into calls of the environment's own methods;
+  are rewritten in its syntax tree into calls of the environment's own methods;
 - of methods, those that no chat template needs are out of reach.
 
 What remains costs no more than the template is long, which `template` limits.
@@ -36,18 +35,8 @@ _METHODS: Mapping[type, frozenset[str]] = {
         (
             *("capitalize", "casefold", "lower", "swapcase", "title", "upper"),
             *("count", "endswith", "find", "index", "rfind", "rindex", "startswith"),
-            *(
-                "isalnum",
-                "isalpha",
-                "isascii",
-                "isdecimal",
-                "isdigit",
-                "islower",
-                "isnumeric",
-                "isspace",
-                "istitle",
-                "isupper",
-            ),
+            *("isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isnumeric"),
+            *("islower", "isspace", "istitle", "isupper"),
             *("join", "partition", "replace", "rpartition", "rsplit", "split", "splitlines"),
             *("lstrip", "removeprefix", "removesuffix", "rstrip", "strip"),
         )

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from sentencepiece import SentencePieceProcessor
 
 from minfer.errors import TokenizerError
-from minfer.text.vocabulary import BYTE_TOKENS, Vocabulary
+from minfer.text.token_types import BYTE_TOKENS
+from minfer.text.vocabulary import Vocabulary
 
 _SPACE = "\u2581"
 

@@ -13,7 +13,8 @@ from minfer.text.partition import TokenMatcher
 from minfer.text.spm import SpmEncoder
 from minfer.text.stream import StreamDecoder
 from minfer.text.template import DEFAULT_TEMPLATE, ChatTemplate, read_templates
-from minfer.text.vocabulary import BYTE_TOKENS, SPECIAL_TYPES, TokenType, Vocabulary, read_merges, read_vocabulary
+from minfer.text.token_types import BYTE_TOKENS, SPECIAL_TYPES, TokenType
+from minfer.text.vocabulary import Vocabulary, read_merges, read_vocabulary
 
 _TOOLS_TEMPLATE = "tool_use"
 _TRUSTED_ROLES = frozenset(("system", "developer", "assistant", "model"))

@@ -1,8 +1,7 @@
 """The vocabulary in a GGUF file: the tokens, what kind each one is, and the ids with a meaning of their own.
 
-The keys are those of the GGUF specification (`tokenizer.ggml.*`). What the files leave unsaid, or say wrong, is
-settled as llama.cpp settles it: which tokens end a generation is known by their text as well as by their id, and a
-token that must be a control token by its text is one, whatever its type says.
+The keys are those of the GGUF specification (`tokenizer.ggml.*`). What a file leaves unsaid is taken to be what
+llama.cpp takes it to be. `remove_extra_whitespaces` is not read: neither of the supported models does that.
 """
 
 from __future__ import annotations
@@ -11,12 +10,13 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, IntEnum
-from types import MappingProxyType
-from typing import Any, TypeVar
+from enum import Enum
+from typing import Any
 
 from minfer.errors import TokenizerError, UnsupportedError
+from minfer.text.ends import ENDING_IDS, MARKER_IDS, find_ends
 from minfer.text.pretokenizers import PreTokenizer, find_pre_tokenizer
+from minfer.text.token_types import BYTE_TOKENS, TokenType
 
 
 class TokenizerModel(Enum):
@@ -26,20 +26,6 @@ class TokenizerModel(Enum):
     """Byte-level BPE with a list of merges."""
     SPM = "llama"
     """SentencePiece's BPE: the best-scored pair first, bytes for what has no token."""
-
-
-class TokenType(IntEnum):
-    """The values of `tokenizer.ggml.token_type`."""
-
-    UNDEFINED = 0
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    """Only ever parsed from text when that is asked for."""
-    USER_DEFINED = 4
-    """Always parsed from text, before everything else."""
-    UNUSED = 5
-    BYTE = 6
 
 
 @dataclass(frozen=True)
@@ -81,93 +67,6 @@ class Vocabulary:
         return [token_id for token_id, kind in enumerate(self.types) if kind in types]
 
 
-SPECIAL_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
-"""Left out of text that is made without special tokens, and not parsed from text unless that is asked for."""
-
-BYTE_TOKENS: Mapping[str, int] = MappingProxyType({f"<0x{byte:02X}>": byte for byte in range(256)})
-"""The text of a token of type BYTE -> the byte."""
-
-_END_TEXTS = (
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<|flush|>",
-    "<|calls|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "</s>",
-    "<|eom_id|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "[EOS]",
-    "<|end_of_text|>",
-    "<end_of_utterance>",
-    "<eos>",
-    "<turn|>",
-    "<|tool_response>",
-    "<｜end▁of▁sentence｜>",
-    "[e~[",
-)
-
-# Markers of fill-in-the-middle. For each: the keys that may give its id, and the texts to know it by where none does.
-_FILL_MARKERS = {
-    "prefix": (
-        ("fim_pre_token_id", "prefix_token_id"),
-        (
-            "<|fim_prefix|>",
-            "<fim-prefix>",
-            "<fim_prefix>",
-            "<｜fim▁begin｜>",
-            "<PRE>",
-            "▁<PRE>",
-            "<|code_prefix|>",
-            "<|prefix|>",
-        ),
-    ),
-    "suffix": (
-        ("fim_suf_token_id", "suffix_token_id"),
-        (
-            "<|fim_suffix|>",
-            "<fim-suffix>",
-            "<fim_suffix>",
-            "<｜fim▁hole｜>",
-            "<SUF>",
-            "▁<SUF>",
-            "<|code_suffix|>",
-            "<|suffix|>",
-        ),
-    ),
-    "middle": (
-        ("fim_mid_token_id", "middle_token_id"),
-        (
-            "<|fim_middle|>",
-            "<fim-middle>",
-            "<fim_middle>",
-            "<｜fim▁end｜>",
-            "<MID>",
-            "▁<MID>",
-            "<|code_middle|>",
-            "<|middle|>",
-        ),
-    ),
-    "pad": (("fim_pad_token_id",), ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]")),
-    "repository": (
-        ("fim_rep_token_id",),
-        ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
-    ),
-    "file": (("fim_sep_token_id",), ("<|file_sep|>",)),
-}
-_ENDING_FILL_MARKERS = ("pad", "repository", "file")
-
-# Of the control-looking tokens of gpt-oss, those that belong to the answer.
-_ALWAYS_SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
-
-T = TypeVar("T")
-
-
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     """Reads and checks the vocabulary of a GGUF file.
 
@@ -187,21 +86,13 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
 
     types = _types(metadata, tokens)
     spm = model is TokenizerModel.SPM
-    special_ids = {
-        name: _token_id(metadata, f"{name}_token_id", len(tokens), default)
-        # llama.cpp's defaults for SPM. Those that it has for BPE are one old model's, and wrong for every other.
-        for name, default in (
-            ("bos", 1 if spm else None),
-            ("eos", 2 if spm else None),
-            ("unknown", 0 if spm else None),
-            ("padding", None),
-            ("eot", None),
-            ("eom", None),
-        )
-    }
-    eog_ids = _find_ends(metadata, ids, types, special_ids)
+    given = _token_ids(metadata, len(tokens))
+    # llama.cpp's defaults. Those that it has for BPE are one old model's, and wrong for every other.
+    defaults = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0} if spm else {}
+    given = {key: token_id for key, token_id in defaults.items() if token_id < len(tokens)} | given
+    eog_ids = find_ends(ids, types, given)
     add_bos = _scalar(metadata, "add_bos_token", bool, spm or (pre_tokenizer is not None and pre_tokenizer.add_bos))
-    if add_bos and special_ids["bos"] is None:
+    if add_bos and "bos_token_id" not in given:
         raise TokenizerError("the model wants a BOS token, but tokenizer.ggml.bos_token_id is missing")
     return Vocabulary(
         model=model,
@@ -210,10 +101,10 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         ids=ids,
         scores=_scores(metadata, len(tokens)) if spm else array("f"),
         pre_tokenizer=pre_tokenizer,
-        bos_id=special_ids["bos"],
-        eos_id=special_ids["eos"],
-        unk_id=special_ids["unknown"],
-        pad_id=special_ids["padding"],
+        bos_id=given.get("bos_token_id"),
+        eos_id=given.get("eos_token_id"),
+        unk_id=given.get("unknown_token_id"),
+        pad_id=given.get("padding_token_id"),
         eog_ids=eog_ids,
         rstrip_ids=_rstrip_ids(metadata, ids, types),
         add_bos=add_bos,
@@ -282,44 +173,6 @@ def _scores(metadata: Mapping[str, Any], n_tokens: int) -> array[float]:
     return array("f", scores)
 
 
-def _find_ends(
-    metadata: Mapping[str, Any], ids: Mapping[str, int], types: bytearray, special_ids: Mapping[str, int | None]
-) -> frozenset[int]:
-    """The end-of-generation tokens; sets the types of the tokens that are known by their text."""
-    ends: set[int] = set()
-    for name, (keys, texts) in _FILL_MARKERS.items():
-        given = [_token_id(metadata, key, len(types), None) for key in keys]
-        marker = next((token_id for token_id in given if token_id is not None), None)
-        if marker is None:
-            marker = next((ids[text] for text in texts if text in ids), None)
-            if marker is not None:
-                types[marker] = TokenType.CONTROL
-        if marker is not None and name in _ENDING_FILL_MARKERS:
-            ends.add(marker)
-    for text in _END_TEXTS:
-        if text in ids:
-            types[ids[text]] = TokenType.CONTROL
-            ends.add(ids[text])
-    for text in _ALWAYS_SHOWN_TEXTS:
-        if text in ids:
-            types[ids[text]] = TokenType.USER_DEFINED
-    ends.update(token_id for name in ("eos", "eot", "eom") if (token_id := special_ids[name]) is not None)
-
-    def all_end(*texts: str) -> bool:
-        return all(ids.get(text) in ends for text in texts)
-
-    calls = all_end("<|call|>") or all_end("<|calls|>")
-    if calls and all_end("<|end|>") and (all_end("<|return|>") or all_end("<|flush|>")):
-        # Here <|end|> ends one of several messages of an answer.
-        ends.remove(ids["<|end|>"])
-        types[ids["<|end|>"]] = TokenType.USER_DEFINED
-    if all_end("</s>") and (all_end("<|tool_response>") or all_end("<|plamo:eos|>")):
-        # Here </s> is an HTML tag.
-        ends.remove(ids["</s>"])
-        types[ids["</s>"]] = TokenType.NORMAL
-    return frozenset(ends)
-
-
 def _rstrip_ids(metadata: Mapping[str, Any], ids: Mapping[str, int], types: bytearray) -> frozenset[int]:
     """GGUF has no key for it: of the supported models only Phi-3 has such tokens, and is known by its name."""
     name = metadata.get("general.name")
@@ -333,16 +186,20 @@ def _rstrip_ids(metadata: Mapping[str, Any], ids: Mapping[str, int], types: byte
     return frozenset(stripping - {ids.get(text, -1) for text in ("<unk>", "<s>", "<|endoftext|>")})
 
 
-def _token_id(metadata: Mapping[str, Any], name: str, n_tokens: int, default: int | None) -> int | None:
-    token_id: int | None = _scalar(metadata, name, int, None)
-    if token_id is None:
-        return default if default is not None and default < n_tokens else None
-    if not 0 <= token_id < n_tokens:
-        raise TokenizerError(f"tokenizer.ggml.{name} is {token_id}, but the vocabulary has {n_tokens} tokens")
-    return token_id
+def _token_ids(metadata: Mapping[str, Any], n_tokens: int) -> dict[str, int]:
+    """The ids that the file gives, by key."""
+    given: dict[str, int] = {}
+    for key in ("bos_token_id", "unknown_token_id", "padding_token_id", *ENDING_IDS, *MARKER_IDS):
+        token_id = _scalar(metadata, key, int, None)
+        if token_id is None:
+            continue
+        if not 0 <= token_id < n_tokens:
+            raise TokenizerError(f"tokenizer.ggml.{key} is {token_id}, but the vocabulary has {n_tokens} tokens")
+        given[key] = token_id
+    return given
 
 
-def _scalar(metadata: Mapping[str, Any], name: str, kind: type[T], default: T | None) -> Any:
+def _scalar(metadata: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
     value = metadata.get(f"tokenizer.ggml.{name}")
     if value is None:
         return default
