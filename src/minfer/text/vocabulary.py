@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from minfer.errors import TokenizerError, UnsupportedError
 from minfer.text.ends import ENDING_IDS, MARKER_IDS, find_ends
 from minfer.text.pretokenizers import PreTokenizer, find_pre_tokenizer
-from minfer.text.token_types import BYTE_TOKENS, TokenType
+from minfer.text.token_types import BYTE_TOKENS, SPECIAL_TYPES, TokenType
 
 
 class TokenizerModel(Enum):
@@ -64,7 +66,7 @@ class Vocabulary:
 
     def ids_of_types(self, types: Collection[TokenType]) -> list[int]:
         """The ids of all tokens of these types, ascending."""
-        return [token_id for token_id, kind in enumerate(self.types) if kind in types]
+        return _ids_of_types(self.types, types)
 
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
@@ -121,14 +123,13 @@ def read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     """
     if "tokenizer.ggml.merges" not in metadata:
         raise TokenizerError("tokenizer.ggml.merges is missing; a 'gpt2' tokenizer needs them")
-    merges: list[tuple[str, str]] = []
     # A pair given twice keeps its first rank, as everywhere.
-    for rank, merge in enumerate(dict.fromkeys(_array(metadata, "merges", {str}))):
-        left, space, right = merge.partition(" ")
-        if not (left and space and right):
-            raise TokenizerError(f"tokenizer.ggml.merges[{rank}] is {merge!r}, not two parts with a space between")
-        merges.append((left, right))
-    return merges
+    merges = list(dict.fromkeys(_array(metadata, "merges", {str})))
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    bad = next((merge for merge, (left, right) in zip(merges, pairs, strict=True) if not (left and right)), None)
+    if bad is not None:
+        raise TokenizerError(f"tokenizer.ggml.merges has {bad!r}, which is not two parts with a space between")
+    return pairs
 
 
 def _model(metadata: Mapping[str, Any]) -> TokenizerModel:
@@ -147,8 +148,9 @@ def _tokens(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     tokens = _array(metadata, "tokens", {str})
     if not tokens:
         raise TokenizerError("tokenizer.ggml.tokens is missing or empty")
-    # No text can hold an empty token, but its id may be needed.
-    return tuple(text or f"[EMPTY_{token_id}]" for token_id, text in enumerate(tokens))
+    if "" in tokens:  # no text can hold it, but its id may be needed
+        return tuple(text or f"[EMPTY_{token_id}]" for token_id, text in enumerate(tokens))
+    return tuple(tokens)
 
 
 def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> bytearray:
@@ -159,8 +161,8 @@ def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> bytearray:
     if min(types) < 0 or max(types) > max(TokenType):
         bad = next(token_id for token_id, kind in enumerate(types) if not 0 <= kind <= max(TokenType))
         raise TokenizerError(f"tokenizer.ggml.token_type[{bad}] is {types[bad]}; the types are 0 to {max(TokenType)}")
-    for text, kind in zip(tokens, types, strict=True):
-        if kind == TokenType.BYTE and text not in BYTE_TOKENS:
+    for text in (tokens[token_id] for token_id in _ids_of_types(bytes(types), (TokenType.BYTE,))):
+        if text not in BYTE_TOKENS:
             raise TokenizerError(f"the token {text!r} has the type of a byte, but is not written like one (<0x00>)")
     return bytearray(types)
 
@@ -178,12 +180,13 @@ def _rstrip_ids(metadata: Mapping[str, Any], ids: Mapping[str, int], types: byte
     name = metadata.get("general.name")
     if not isinstance(name, str) or not any(part in name.lower() for part in ("phi-3", "phi3")):
         return frozenset()
-    stripping = {
-        token_id
-        for token_id, kind in enumerate(types)
-        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
-    }
-    return frozenset(stripping - {ids.get(text, -1) for text in ("<unk>", "<s>", "<|endoftext|>")})
+    stripping = _ids_of_types(bytes(types), (TokenType.USER_DEFINED, *SPECIAL_TYPES))
+    return frozenset(stripping) - {ids.get(text, -1) for text in ("<unk>", "<s>", "<|endoftext|>")}
+
+
+def _ids_of_types(types: bytes, wanted: Collection[TokenType]) -> list[int]:
+    ids: list[int] = np.flatnonzero(np.isin(np.frombuffer(types, np.uint8), list(wanted))).tolist()
+    return ids
 
 
 def _token_ids(metadata: Mapping[str, Any], n_tokens: int) -> dict[str, int]:
