@@ -4,6 +4,7 @@
 |---|---|
 | `MINFER_CACHE_DIR` | where downloaded models (and compiled kernels) are kept; default: the user's cache directory |
 | `MINFER_BACKEND` | the backend to use where the caller names none |
+| `MINFER_ISA` | the instruction set that the CPU backend uses, instead of the best there is |
 | `MINFER_TRACE` | a file to write a trace of every node of every step to |
 | `MINFER_DUMP_DIR` | a directory to write every layer's hidden state to |
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from minfer.errors import SettingsError
 
-_KNOWN = frozenset({"MINFER_CACHE_DIR", "MINFER_BACKEND", "MINFER_TRACE", "MINFER_DUMP_DIR"})
+_KNOWN = frozenset({"MINFER_CACHE_DIR", "MINFER_BACKEND", "MINFER_ISA", "MINFER_TRACE", "MINFER_DUMP_DIR"})
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Settings:
 
     cache_dir: Path
     backend: str | None
+    isa: str | None
     trace_path: Path | None
     dump_dir: Path | None
 
@@ -47,6 +49,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
     return Settings(
         cache_dir=Path(env.get("MINFER_CACHE_DIR") or _default_cache_dir(env)),
         backend=env.get("MINFER_BACKEND") or None,
+        isa=env.get("MINFER_ISA") or None,
         trace_path=Path(env["MINFER_TRACE"]) if env.get("MINFER_TRACE") else None,
         dump_dir=Path(env["MINFER_DUMP_DIR"]) if env.get("MINFER_DUMP_DIR") else None,
     )

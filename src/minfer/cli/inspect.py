@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from minfer.backends import BACKEND_NAMES, make_backend
+from minfer.backends import BACKEND_NAMES, Backend, make_backend
 from minfer.cli.console import DownloadBar, reports_errors, write_text
 from minfer.cli.run import MODEL_HELP
 from minfer.engine import CACHE_TYPES
@@ -61,7 +61,9 @@ def inspect(
     settings = read_settings()
     with open_gguf(resolve_model(model, cache_dir=settings.cache_dir, progress=DownloadBar())) as file:
         if graph:
-            _show_graph(file, after, graph_format, backend or settings.backend or BACKEND_NAMES[0])
+            _show_graph(
+                file, after, graph_format, make_backend(backend or settings.backend or BACKEND_NAMES[0], settings)
+            )
         else:
             _show_file(file)
 
@@ -132,12 +134,12 @@ def _hparam_lines(hparams: HParams) -> list[str]:
     return lines
 
 
-def _show_graph(file: GGUFFile, after: str | None, graph_format: GraphFormat, backend: str) -> None:
+def _show_graph(file: GGUFFile, after: str | None, graph_format: GraphFormat, backend: Backend) -> None:
     names = ["built", *(name for name, _ in PIPELINE)]
     if after is not None and after not in names:
         raise ParameterError(f"there is no pass {after!r}; there are {', '.join(names)}")
     _, built = declare_graph(file)
-    context = PassContext((make_backend(backend),), step_bounds(_N_CTX_FOR_PLAN))
+    context = PassContext((backend,), step_bounds(_N_CTX_FOR_PLAN))
     if graph_format is not GraphFormat.TEXT and after is None:
         after = names[-1]
     for name, graph in run_passes(built, context):

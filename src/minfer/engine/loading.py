@@ -64,7 +64,7 @@ def load(
             raise ParameterError(f"{name} must be an integer of at least 1, not {value!r}")
     if cache_type not in CACHE_TYPES:
         raise UnsupportedError(f"cache type {cache_type!r}", CACHE_TYPES)
-    runner = make_backend(backend or settings.backend or BACKEND_NAMES[0])
+    runner = make_backend(backend or settings.backend or BACKEND_NAMES[0], settings)
     file = open_gguf(resolve_model(path_or_name, cache_dir=settings.cache_dir, progress=progress))
     try:
         kv_types = KVTypes(CACHE_TYPES[cache_type], CACHE_TYPES[cache_type])

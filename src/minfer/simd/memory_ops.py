@@ -45,7 +45,7 @@ class MemoryOps(Tracer):
         """
         pointer, to = self._pointer(address)
         of = self._in_memory(to, lanes)
-        m = self._check_mask(mask, of)
+        m = self._check_mask(mask, of, non_temporal)
         n_align = self._check_align(align, to)
         return self.emit(of, lambda result, line: Load(result, pointer, n_align, m, non_temporal, location=line))
 
@@ -62,7 +62,7 @@ class MemoryOps(Tracer):
         pointer, to = self._pointer(address)
         lanes = value.type.lanes if isinstance(value, Value) and isinstance(value.type, Vector) else None
         stored = self.coerce(value, self._in_memory(to, lanes))
-        m = self._check_mask(mask, stored.type)
+        m = self._check_mask(mask, stored.type, non_temporal)
         n_align = self._check_align(align, to)
         self.append(Store(pointer, stored, n_align, m, non_temporal, location=calling_line()))
 
@@ -135,9 +135,11 @@ class MemoryOps(Tracer):
             self.fail(f"vectors hold numbers, not {to}")
         return vec(to, lanes)
 
-    def _check_mask(self, mask: Value | None, of: Type) -> Operand | None:
+    def _check_mask(self, mask: Value | None, of: Type, non_temporal: bool) -> Operand | None:
         if mask is None:
             return None
+        if non_temporal:
+            self.fail("a masked access can't be non-temporal")
         if not isinstance(of, Vector):
             self.fail(f"masks are for vectors, not {of}")
         return self.coerce(mask, vec(i1, lanes_of(of)))

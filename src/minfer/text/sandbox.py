@@ -173,7 +173,6 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return budget.charge(items)
 
     def bounded_dict(self, budget: Budget, *items: Any) -> dict[Any, Any]:
-        budget.charge(items)  # before a key is hashed, which takes as long as it is large
         return budget.charge(dict(zip(items[::2], items[1::2], strict=True)))
 
 

@@ -41,8 +41,6 @@ class Pool:
         self._scratch = [aligned_zeros(max(64, scratch_bytes)) for _ in range(n_threads)]
         for word, value in {
             SharedWord.N_THREADS: n_threads,
-            SharedWord.TAPE: self._tape.ctypes.data,
-            SharedWord.N_ENTRIES: len(entries),
             SharedWord.STEP: self.step_block.ctypes.data,
             SharedWord.COUNTERS: self._counters.ctypes.data,
             SharedWord.YIELD: yield_address(),
@@ -53,9 +51,11 @@ class Pool:
         self._walk, self._begin = module["walk"].raw, module["begin"].raw
         self._addresses = (self._shared.ctypes.data, self._scratch[0].ctypes.data)
 
-    def run(self) -> None:
-        """Walks the tape once, with the step block as it is."""
+    def run(self, first: int, stop: int) -> None:
+        """Walks the entries from `first` to before `stop` once, with the step block as it is."""
         self._counters[:] = 0
+        self._shared[SharedWord.TAPE * LINE_WORDS] = self._tape.ctypes.data + first * ENTRY_WORDS * 8
+        self._shared[SharedWord.N_ENTRIES * LINE_WORDS] = stop - first
         shared, scratch = self._addresses
         if self._workers:
             with self._condition:

@@ -1,0 +1,114 @@
+"""MatMul and GatedMatMul over float weights (F32, F16, BF16): y[t, r] = sum_k x[t, k] w[r, k] (+ bias[r]).
+
+Panels of 16 rows, one after the other: [k][16 rows] of the file's element type. Activations are rows f32 [n,
+n_columns]. For every token and row the products are added by fma in float32, in the order of k, in `PARTIAL_SUMS`
+partial sums (k modulo that number) which are added by a fixed tree: the same bits on every path.
+
+Argument block as for `matmul.py`, with word 2 = x f32. Error at most n_columns / PARTIAL_SUMS + 3 units roundoff of
+the sum of magnitudes. Bound by reading the weights at one token, by fma for more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minfer.backends.cpu.convention import StepWord, argument, argument_pointer, step_count, tape_kernel
+from minfer.backends.cpu.kernels.matmul import activate
+from minfer.backends.cpu.panels import F32X16, PANEL_ROWS
+from minfer.graph.ops import ActivationKind
+from minfer.quants import GGMLType
+from minfer.simd import Kernel, KernelIR, Scalar, Value, bf16, f16, f32
+
+PARTIAL_SUMS = 4
+TILE_ROWS = 4
+FLOAT_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+_ELEMENTS: dict[GGMLType, Scalar] = {GGMLType.F32: f32, GGMLType.F16: f16, GGMLType.BF16: bf16}
+
+
+@dataclass(frozen=True)
+class FloatShape:
+    """What a kernel is traced for."""
+
+    ggml_type: GGMLType
+    n_columns: int
+    rows: StepWord
+    has_bias: bool = False
+    gate: ActivationKind | None = None
+
+    @property
+    def element(self) -> Scalar:
+        return _ELEMENTS[self.ggml_type]
+
+    @property
+    def panel_bytes(self) -> int:
+        return self.n_columns * PANEL_ROWS * self.element.n_bytes
+
+
+def packed_float_bytes(ggml_type: GGMLType, n_rows: int, n_columns: int) -> int:
+    """Bytes of the panels of a weight."""
+    return -(-n_rows // PANEL_ROWS) * PANEL_ROWS * n_columns * _ELEMENTS[ggml_type].n_bytes
+
+
+def pack_float(ggml_type: GGMLType, data: NDArray[np.uint8], n_columns: int, out: NDArray[np.uint8]) -> None:
+    """Packs rows uint8 [n_rows, row_bytes] into panels; missing rows of the last one become zero."""
+    dtype = np.uint32 if ggml_type is GGMLType.F32 else np.uint16
+    rows = np.ascontiguousarray(data).view(dtype)
+    missing = -len(rows) % PANEL_ROWS
+    if missing:
+        rows = np.concatenate([rows, np.zeros((missing, n_columns), dtype)])
+    panels = out.view(dtype).reshape(-1, n_columns, PANEL_ROWS)
+    panels[:] = rows.reshape(-1, PANEL_ROWS, n_columns).transpose(0, 2, 1)
+
+
+def trace_float(shape: FloatShape, n_tile_rows: int) -> KernelIR:
+    """The kernel for tiles of `n_tile_rows` tokens."""
+    k, args, step, chunk = tape_kernel("matmul_float")
+    n_weights = 1 if shape.gate is None else 2
+    weights = [argument_pointer(k, args, i, shape.element) for i in range(n_weights)]
+    x, y = argument_pointer(k, args, 2, f32), argument_pointer(k, args, 3, f32)
+    n_rows, n_panels, panels_per_part, n_parts = (argument(k, args, i) for i in range(5, 9))
+    first_row = chunk // n_parts * n_tile_rows
+    first_panel = chunk % n_parts * panels_per_part
+    n_left = step_count(k, step, shape.rows) - first_row
+    # Rows that the step does not have are computed from the tile's first one, and not stored.
+    sources = [x + k.select(n_left > m, first_row + m, first_row) * shape.n_columns for m in range(n_tile_rows)]
+    with k.loop(first_panel, k.minimum(first_panel + panels_per_part, n_panels)) as p:
+        sums = [_sum_panel(k, shape, w + p * (shape.n_columns * PANEL_ROWS), sources) for w in weights]
+        mask = k.first_lanes(n_rows - p * PANEL_ROWS, PANEL_ROWS)
+        for m in range(n_tile_rows):
+            value = sums[0][m]
+            if shape.has_bias:
+                value = value + k.load(argument_pointer(k, args, 4, f32) + p * PANEL_ROWS, PANEL_ROWS, mask=mask)
+            if shape.gate is not None:
+                value = activate(k, shape.gate, value) * sums[1][m]
+            with k.if_(n_left > m):
+                k.store(y + (first_row + m) * n_rows + p * PANEL_ROWS, value, mask=mask)
+    return k.finish()
+
+
+def _sum_panel(k: Kernel, shape: FloatShape, panel: Value, sources: list[Value]) -> list[Value]:
+    partial = [[k.var(k.const(F32X16, 0.0)) for _ in range(PARTIAL_SUMS)] for _ in sources]
+
+    def add(column: Value | int, index: int) -> None:
+        w = k.load(panel + column * PANEL_ROWS, PANEL_ROWS)
+        wide = w if shape.element is f32 else w.to(f32)
+        for source, sums in zip(sources, partial, strict=True):
+            sums[index].set(k.fma(wide, k.splat(k.load(source + column), PANEL_ROWS), sums[index].get()))
+
+    whole = shape.n_columns // PARTIAL_SUMS * PARTIAL_SUMS
+    with k.loop(0, whole, PARTIAL_SUMS) as column:
+        for index in range(PARTIAL_SUMS):
+            add(column + index, index)
+    for column_left in range(whole, shape.n_columns):
+        add(column_left, column_left - whole)
+    totals = []
+    for sums in partial:
+        values = [each.get() for each in sums]
+        while len(values) > 1:
+            half = len(values) // 2
+            values = [a + b for a, b in zip(values[:half], values[half:], strict=True)]
+        totals.append(values[0])
+    return totals
