@@ -149,6 +149,29 @@ def random_sequence(
     )
 
 
+def cancelling_sequence(
+    seed: int, n: int, *, pages: tuple[int, ...] = (), positions: Sequence[int] = ()
+) -> CachedSequence:
+    """Like `random_sequence`, but of every 16 positions the last 8 have the keys of the first 8, in another order, and
+    the negatives of their values: at position 15, 31, ... the sum is 0. What rounding leaves of it shows in which order
+    it was added up; where nothing cancels, almost any order gives the same float32."""
+    sequence = random_sequence(seed, n, pages=pages, positions=positions)
+    rng = np.random.default_rng(seed)
+    k, v = sequence.k.copy(), sequence.v * f32(10 ** rng.uniform(-3, 3, (n, 1, 1)))
+    for start in range(0, n - 15, 16):
+        order = start + rng.permutation(8)
+        k[start + 8 : start + 16], v[start + 8 : start + 16] = k[order], -v[order]
+    return replace(sequence, k=k, v=v)
+
+
+def test_cancelling_sums_show_the_order_of_adding() -> None:
+    sequence = cancelling_sequence(0, 96, positions=(95,))
+    swapped = replace(sequence, k=sequence.k[::-1].copy(), v=sequence.v[::-1].copy())
+    one, other = attend([sequence], scale=0.3), attend([swapped], scale=0.3)
+    assert (one != other).mean() > 0.5
+    assert np.abs(one).max() < 1e-10
+
+
 @pytest.mark.parametrize(
     ("query", "keys", "values", "weights", "out"),
     [
@@ -263,7 +286,7 @@ def test_cells_outside_the_window_contribute_nothing_whatever_they_hold(
     ggml_type: GGMLType, window: int | None
 ) -> None:
     """Cells that no one wrote, of other sequences, after the token's own position, or before its window."""
-    mine = random_sequence(5, 80, pages=(6, 2), head_dim=32, value_dim=32, positions=(79,))
+    mine = random_sequence(5, 80, pages=(6, 2), head_dim=32, value_dim=32, positions=(79, 60, 30))
     other = random_sequence(6, 64, pages=(4,), head_dim=32, value_dim=32, positions=(63,))
     types = (ggml_type, ggml_type)
     clean = attend([mine, other], scale=0.2, window=window, types=types, elsewhere=0.0)
@@ -271,42 +294,43 @@ def test_cells_outside_the_window_contribute_nothing_whatever_they_hold(
     assert same_bits(attend([mine, other], scale=0.2, window=window, types=types, elsewhere=NAN), clean)
     assert same_bits(attend([mine, other], scale=0.2, window=window, types=types, elsewhere=math.inf), clean)
     alone = attend([mine], scale=0.2, window=window, types=types)
-    assert same_bits(alone, clean[:1])
+    assert same_bits(alone, clean[:3])
 
 
-@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize("window", [None, 32])
 def test_nan_after_a_token_and_before_its_window(window: int | None) -> None:
-    sequence = random_sequence(7, 90, positions=(50,))
+    sequence = cancelling_sequence(7, 90, positions=(63,))
     clean = attend([sequence], scale=0.2, window=window)
-    first = 0 if window is None else 51 - window
+    first = 0 if window is None else 64 - window
     k, v = sequence.k.copy(), sequence.v.copy()
     for array in (k, v):
         array[:first] = NAN
-        array[51:] = NAN
+        array[64:] = NAN
     assert same_bits(attend([replace(sequence, k=k, v=v)], scale=0.2, window=window), clean)
     k[first] = NAN
     assert np.isnan(attend([replace(sequence, k=k, v=v)], scale=0.2, window=window)).any()
 
 
 def test_where_the_pages_lie_changes_nothing() -> None:
-    sequence = random_sequence(8, 150, pages=(0, 1, 2), positions=(3, 64, 128, 149))
+    sequence = cancelling_sequence(8, 150, pages=(0, 1, 2), positions=(3, 64, 127, 143, 149))
     y = attend([sequence], scale=0.3)
     for pages in ((2, 1, 0), (5, 7, 0), (1, 0, 6)):
         assert same_bits(attend([replace(sequence, pages=pages)], scale=0.3), y)
     positions = [p for p, _ in sequence.queries]
-    swapped = replace(sequence, k=np.roll(sequence.k, 64, axis=0), v=np.roll(sequence.v, 64, axis=0))
-    assert np.abs(attend([swapped], scale=0.3)[positions.index(64)] - y[positions.index(64)]).max() > 1e-2
+    rolled = replace(sequence, k=np.roll(sequence.k, 64, axis=0), v=np.roll(sequence.v, 64, axis=0))
+    assert np.abs(attend([rolled], scale=0.3)[positions.index(64)] - y[positions.index(64)]).max() > 1e-2
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
-@given(st.lists(st.integers(1, 130), min_size=1, max_size=4), st.sampled_from([None, 9, 64]))
+@given(st.lists(st.integers(1, 130), min_size=1, max_size=4), st.sampled_from([None, 16, 64]))
 def test_sequences_in_one_step_equal_each_alone(lengths: list[int], window: int | None) -> None:
     rng = np.random.default_rng(len(lengths) + sum(lengths))
     free = rng.permutation(16).tolist()
     sequences = []
     for i, n in enumerate(lengths):
         pages = tuple(free.pop() for _ in range(-(-n // PAGE_SIZE)))
-        sequences.append(random_sequence(i, n, pages=pages, positions=sorted({0, n // 3, n - 1})))
+        positions = sorted({0, n // 3, n - 1, *range(15, n, 48)})
+        sequences.append(cancelling_sequence(i, n, pages=pages, positions=positions))
     n_queries = [len(sequence.queries) for sequence in sequences]
     order = rng.permutation(sum(n_queries)).tolist()
     together = attend(sequences, scale=0.3, window=window, n_pages=16)

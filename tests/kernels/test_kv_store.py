@@ -31,10 +31,11 @@ def filled(n_kv_heads: int, width: int, ggml_type: GGMLType, byte: int) -> Packe
 
 @pytest.mark.parametrize("k_type", [GGMLType.F32, GGMLType.F16, GGMLType.Q8_0])
 @pytest.mark.parametrize("v_type", [GGMLType.F32, GGMLType.F16, GGMLType.Q8_0])
-def test_rows_go_to_their_cells_and_nowhere_else(k_type: GGMLType, v_type: GGMLType) -> None:
+@pytest.mark.parametrize("value_dim", [32, 64])
+def test_rows_go_to_their_cells_and_nowhere_else(k_type: GGMLType, v_type: GGMLType, value_dim: int) -> None:
     rng = np.random.default_rng(0)
-    k, v = f32(rng.normal(size=(5, 2, 64))), f32(rng.normal(size=(5, 2, 32)))
-    before = filled(2, 64, k_type, 0xAB), filled(2, 32, v_type, 0xCD)
+    k, v = f32(rng.normal(size=(5, 2, 64))), f32(rng.normal(size=(5, 2, value_dim)))
+    before = filled(2, 64, k_type, 0xAB), filled(2, value_dim, v_type, 0xCD)
     after = store(k, v, CELLS, *before)
     for rows, old, new in zip((k, v), before, after, strict=True):
         want = old.data.copy()

@@ -16,7 +16,10 @@ KV_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.Q8_0)
 
 
 class ReferenceBackend:
-    """See `backends/base.py` for the protocol. `weight_cache_bytes` bounds the dequantised weights that are kept."""
+    """See `backends/base.py` for the protocol. `weight_cache_bytes` bounds the dequantised weights that are kept.
+
+    It computes on one thread, whatever number a request names: that is what makes its sums the same bits everywhere.
+    """
 
     def __init__(self, weight_cache_bytes: int = 4 << 30) -> None:
         self._weight_cache_bytes = weight_cache_bytes

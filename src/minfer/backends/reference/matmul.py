@@ -1,7 +1,8 @@
 """MatMul, MatMulGroup, GatedMatMul: y = x w^T (+ bias), products and sums in float64, rounded once to float32.
 
 Every token's result is the same bits whatever its neighbours. BLAS may add in another order for another shape, so it is
-only ever called with one shape a weight: tiles of `TILE` tokens, the last filled up with zeros.
+only ever called with one shape a weight: tiles of `TILE` tokens, the last filled up with zeros. (It may too for another
+number of threads: the program holds it to one.)
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ logits.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -38,8 +37,7 @@ class ReferenceProgram:
         for index in (index for segment in request.segments for index in segment):
             for value_id in request.graph.nodes[index].inputs:
                 self._prepare(value_id, request.bounds)
-        self._n_threads = request.n_threads
-        self._threads = None if request.n_threads is None else ThreadpoolController()
+        self._threads = ThreadpoolController()
         if self._poison:
             self._arena.poison()
 
@@ -54,13 +52,9 @@ class ReferenceProgram:
             self._constants[value_id] = Region(n_cells, n_kv_heads, width, value.spec.ggml_type)
 
     def run(self, segment: int, inputs: StepInputs, observers: Sequence[Observer]) -> None:
-        limit = (
-            self._threads.limit(limits=self._n_threads, user_api="blas")
-            if self._threads is not None
-            else contextlib.nullcontext()
-        )
+        # BLAS cuts a product up in another way for another number of threads, and so adds in another order.
         # Infinities and NaNs in the numbers of a model are data, seen in a trace; they are no faults of this program.
-        with limit, np.errstate(all="ignore"):
+        with self._threads.limit(limits=1, user_api="blas"), np.errstate(all="ignore"):
             for index in self._segments[segment]:
                 self._run_node(index, self._graph.nodes[index], inputs, observers)
 
