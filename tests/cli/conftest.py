@@ -21,9 +21,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_path(tmp_path_factory.mktemp("cli"))
 
 
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache without models, for all tests: kernels are compiled once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def cli(tmp_path: Path) -> Run:
-    """Runs `minfer` with arguments, in an empty directory with an empty cache; stdin is empty unless given."""
+def cli(tmp_path: Path, cache: Path) -> Run:
+    """Runs `minfer` with arguments, in an empty directory; stdin is empty unless given."""
 
     def run(*arguments: str | Path, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -32,7 +38,7 @@ def cli(tmp_path: Path) -> Run:
             capture_output=True,
             text=True,
             cwd=tmp_path,
-            env={**os.environ, "MINFER_CACHE_DIR": str(tmp_path / "cache"), "NO_COLOR": "1", **environment},
+            env={**os.environ, "MINFER_CACHE_DIR": str(cache), "NO_COLOR": "1", **environment},
             timeout=60,
         )
 

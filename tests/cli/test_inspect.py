@@ -53,11 +53,12 @@ def test_bad_uses(cli, tiny: Path) -> None:
 
 
 def test_models_lists_the_cache(cli, tiny: Path, tmp_path: Path) -> None:
-    assert "no models in" in cli("models").stdout
+    cache = {"MINFER_CACHE_DIR": str(tmp_path / "cache")}
+    assert "no models in" in cli("models", **cache).stdout
     (tmp_path / "cache" / "models").mkdir(parents=True)
     shutil.copy(tiny, tmp_path / "cache" / "models" / "mine.gguf")
-    assert cli("models").stdout.startswith("mine ")
-    assert cli("run", "hello", "-m", "mine", "-n", "2", "--ignore-eos").returncode == 0
+    assert cli("models", **cache).stdout.startswith("mine ")
+    assert cli("run", "hello", "-m", "mine", "-n", "2", "--ignore-eos", **cache).returncode == 0
 
 
 def test_the_command_itself(cli) -> None:

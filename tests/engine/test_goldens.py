@@ -1,5 +1,9 @@
 """Real models against float32 transformers on the same weights: top token, logits, and greedy tokens.
 
+The reference backend has to be right to the rounding of float32. The CPU backend quantises activations to 8 bits, as
+llama.cpp does: it has to find the same top token, and its mean divergence from the golden distributions to be below
+llama.cpp's own.
+
 The golden files hold, for eight prompts, the 50 largest logits at the last position and 48 greedy tokens with the
 margin between the best and the second logit before each. A token chosen by a small margin may differ, and all after it.
 """
@@ -32,13 +36,13 @@ def golden(model: str, prompt: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[minfer.Model]:
-    with minfer.load(default_model()) as model:
+    with minfer.load(default_model(), backend="reference") as model:
         yield model
 
 
 @pytest.fixture(scope="module")
 def large() -> Iterator[minfer.Model]:
-    with minfer.load(large_model()) as model:
+    with minfer.load(large_model(), backend="reference") as model:
         yield model
 
 
@@ -74,6 +78,39 @@ def test_default_model_generates_the_golden_tokens(small: minfer.Model) -> None:
     row = golden("smollm2-135m", "code")
     result = small.generate(row["tokens"], max_tokens=24, temperature=0, ignore_eos=True)
     assert list(result.tokens) == row["greedy"][:24]
+
+
+def divergence(row: dict[str, Any], logits: np.ndarray) -> float:
+    """KL(golden, logits) over the golden top 50, the tail taken as one bucket: never negative."""
+    wide = logits.astype(np.float64)
+    golden_log = np.array(row["top_logits"]) - row["logsumexp"]
+    log = wide[row["top_ids"]] - (np.log(np.exp(wide - wide.max()).sum()) + wide.max())
+    p, q = np.exp(golden_log), np.exp(log)
+    tail_p, tail_q = max(1 - p.sum(), 1e-9), max(1 - q.sum(), 1e-9)
+    return float((p * (golden_log - log)).sum() + tail_p * np.log(tail_p / tail_q))
+
+
+def check_cpu(path: Path, name: str, limit: float) -> None:
+    divergences = []
+    with minfer.load(path, backend="cpu") as model:
+        for prompt in PROMPTS:
+            row = golden(name, prompt)
+            logits = model.logits(row["tokens"])
+            assert int(logits.argmax()) == row["top_ids"][0], prompt
+            divergences.append(divergence(row, logits))
+    assert np.mean(divergences) <= limit, divergences
+
+
+@pytest.mark.default_model
+@pytest.mark.xdist_group("default_model")
+def test_default_model_on_the_cpu_backend() -> None:
+    check_cpu(default_model(), "smollm2-135m", 0.0031)
+
+
+@pytest.mark.large_model
+@pytest.mark.xdist_group("large_model")
+def test_large_model_on_the_cpu_backend() -> None:
+    check_cpu(large_model(), "qwen2.5-coder-0.5b", 0.0008)
 
 
 @pytest.mark.default_model

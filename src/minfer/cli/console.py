@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from minfer.errors import MinferError, MinferWarning
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
 EXIT_CLOSED_PIPE = 141
+_SILENT_S = 1.0
 
 P = ParamSpec("P")
 
@@ -65,16 +67,20 @@ def write_text(text: str, end: str = "") -> None:
     stream.flush()
 
 
-class DownloadBar:
-    """The progress of a download, as a bar on stderr; nothing where stderr is no terminal but a line for each phase."""
+class ProgressBar:
+    """The progress of something long, on stderr: a bar on a terminal, elsewhere a line if it takes over a second."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._bar: RichProgress | None = None
+        self._line: threading.Timer | None = None
 
     def start(self, description: str, total_bytes: int | None) -> None:
         if not self._console.is_terminal:
-            self._console.print(f"{description} ...", highlight=False, markup=False)
+            show = functools.partial(self._console.print, f"{description} ...", highlight=False, markup=False)
+            self._line = threading.Timer(_SILENT_S, show)
+            self._line.daemon = True
+            self._line.start()
             return
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
         self._bar = RichProgress(
@@ -88,6 +94,8 @@ class DownloadBar:
             self._bar.advance(self._bar.task_ids[0], n_bytes)
 
     def finish(self) -> None:
+        if self._line is not None:
+            self._line.cancel()
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

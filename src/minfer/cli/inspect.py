@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from minfer.backends import BACKEND_NAMES, Backend, make_backend
-from minfer.cli.console import DownloadBar, reports_errors, write_text
+from minfer.cli.console import ProgressBar, reports_errors, write_text
 from minfer.cli.run import MODEL_HELP
 from minfer.engine import CACHE_TYPES
 from minfer.engine.runtime import step_bounds
@@ -59,7 +59,7 @@ def inspect(
     if not graph and (after is not None or graph_format is not GraphFormat.TEXT):
         raise ParameterError("--after and --format go with --graph")
     settings = read_settings()
-    with open_gguf(resolve_model(model, cache_dir=settings.cache_dir, progress=DownloadBar())) as file:
+    with open_gguf(resolve_model(model, cache_dir=settings.cache_dir, progress=ProgressBar())) as file:
         if graph:
             _show_graph(
                 file, after, graph_format, make_backend(backend or settings.backend or BACKEND_NAMES[0], settings)

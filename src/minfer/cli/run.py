@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import minfer
-from minfer.cli.console import DownloadBar, Spinner, reports_errors, write_text
+from minfer.cli.console import ProgressBar, Spinner, reports_errors, write_text
 from minfer.engine import Generation, Prompt, StopCause, TextStream
 from minfer.engine.model import DEFAULT_MAX_TOKENS
 from minfer.errors import ParameterError
@@ -75,8 +75,9 @@ def run(
     asked: Prompt = text if raw else _messages(text, system)
     spinner = Spinner("opening the model")
     try:
-        download = DownloadBar()
-        with minfer.load(model, n_ctx, threads, backend, cache_type, progress=_Exclusive(download, spinner)) as loaded:
+        with minfer.load(
+            model, n_ctx, threads, backend, cache_type, progress=_Exclusive(ProgressBar(), spinner)
+        ) as loaded:
             stream = loaded.stream(
                 asked,
                 max_tokens=max_tokens,
@@ -97,9 +98,9 @@ def run(
 
 
 class _Exclusive:
-    """A download bar that takes the place of the spinner."""
+    """A bar that takes the place of the spinner."""
 
-    def __init__(self, bar: DownloadBar, spinner: Spinner) -> None:
+    def __init__(self, bar: ProgressBar, spinner: Spinner) -> None:
         self._bar = bar
         self._spinner = spinner
 
