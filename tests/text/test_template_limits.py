@@ -129,8 +129,9 @@ def test_what_cannot_be_bounded_is_refused(source: str, problem: str) -> None:
     [
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{% set l = range(99999) | list %}{% for i in range(99999) %}{% set y = -1 in l %}{% endfor %}",
+        "{% set a = range(99999) | list %}{% set b = range(99999) | list %}{{ " + "a == b == " * 200 + "a }}",
     ],
-    ids=["an endless loop", "long searches"],
+    ids=["an endless loop", "long searches", "long comparisons"],
 )
 def test_work_that_makes_nothing_ends_when_the_time_is_up(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minfer.text.budget.BASE_SECONDS", 0.05)
