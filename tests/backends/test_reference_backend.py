@@ -113,9 +113,11 @@ def test_the_arena_is_as_large_as_planned_and_values_lie_where_planned() -> None
 
 
 def test_poison_fills_what_is_dead_and_leaves_what_lives() -> None:
-    """After a step all but the outputs is NaN; without poison the numbers of the step are still there."""
+    """Before and after a step all but the outputs is NaN; without poison the numbers of the step are still there."""
     for poison in (True, False):
         program = compiled(poison=poison)
+        untouched = program.read(GRAPH.outputs["logits"], step_inputs())
+        assert np.isnan(untouched).all() == poison
         logits(program)
         hidden = program.read(value(GRAPH, "1.hidden").id, step_inputs())
         shared = GRAPH.storage(GRAPH.outputs["logits"])

@@ -36,6 +36,7 @@ def check(step: StepInputs) -> None:
 def test_a_sound_step_passes() -> None:
     check(STEP)
     check(replace(STEP, output_rows=ints()))
+    check(replace(STEP, spans=ints([0, 128], [0, 66], [2, 64])))
     check(replace(STEP, cells=ints(255, 254, 253), pages=ints(3, 3, 3), positions=ints(99, 0, 1)))
     assert STEP.n_tokens == 3
     assert STEP.n_outputs == 2
@@ -66,6 +67,7 @@ def test_a_position_outside_of_the_context_names_both_numbers() -> None:
         ({"spans": ints([0, 65], [0, 66], [2, 65])}, "spans reach outside"),
         ({"spans": ints([0, 65], [0, 66], [3, 1])}, "spans reach outside"),
         ({"spans": ints([0, 65], [0, 2**31 - 1], [2, 1])}, "spans reach outside"),
+        ({"spans": ints([0, 65], [2**31 - 1, 65], [2, 1])}, "spans reach outside"),
         ({"spans": ints([0, 65], [0, 66])}, r"spans must be int32\[3, 2\], not int32\[2, 2\]"),
         ({"cells": ints(1, 2)}, r"cells must be int32\[3\], not int32\[2\]"),
         ({"tokens": ints(5, 0, 9).astype(np.int64)}, "tokens must be int32"),

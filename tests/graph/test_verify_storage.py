@@ -167,6 +167,13 @@ def test_an_output_is_needed_to_the_end() -> None:
     assert last_uses(GRAPH)[value(GRAPH, "a").id] == 2
 
 
+def test_a_value_that_nobody_reads_is_needed_while_it_is_made() -> None:
+    graph = with_node(GRAPH, "b", inputs=ids(GRAPH, "x"))
+    assert last_uses(graph)[value(graph, "a").id] == 1
+    verify(planned(graph, b=PLAN["a"]), BOUNDS)
+    refused(planned(graph, a=PLAN["x"]), "a and x overlap")
+
+
 def test_shared_storage_is_one_place() -> None:
     graph = with_aliases(GRAPH, b="a", c="b")
     verify(planned(graph, b=PLAN["a"], c=PLAN["a"]), BOUNDS)

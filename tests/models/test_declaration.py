@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edited_gguf import edited
-from minfer.errors import GGUFError, ModelError, UnsupportedError
+from minfer.errors import GGUFError, GraphError, ModelError, UnsupportedError
 from minfer.gguf import open_gguf
 from minfer.graph import Graph, Symbol, TensorSpec, ValueKind, verify
 from minfer.graph.ops import Attention, MatMul, Reshape, RMSNorm, Rope, RopeStyle, SelectRows
@@ -306,6 +306,19 @@ def test_a_new_architecture_needs_no_change_elsewhere(tmp_path: Path) -> None:
     assert [type(each.op).__name__ for each in graph.nodes] == ["Embedding", "RMSNorm", "SelectRows", "MatMul"]
     with pytest.raises(UnsupportedError, match="architecture 'toy'"):
         declared(path)
+
+
+def test_a_declared_graph_is_verified(tiny_path: TinyPath) -> None:
+    def forgetful(model: Declaration, rope_style: RopeStyle) -> Graph:
+        builder = model.builder
+        table = model.weight("token_embd.weight", 300, 64)
+        heads = builder.split_heads(builder.embedding(builder.input("tokens"), table, "x"), 2, "heads")
+        k, v = (builder.kv_region(name, 2, 32, GGMLType.F32) for name in "kv")
+        return builder.build({"logits": builder.attention(heads, k, v, scale=1.0, window=None, name="y")})
+
+    architecture = Architecture("qwen2", RopeStyle.INTERLEAVED, forgetful)
+    with open_gguf(tiny_path("qwen2")) as file, pytest.raises(GraphError, match="y reads k before this step's store"):
+        declare_graph(file, architectures={"qwen2": architecture})
 
 
 def test_the_same_file_declares_the_same_graph(tiny_path: TinyPath) -> None:

@@ -103,10 +103,26 @@ def test_yarn_with_other_betas() -> None:
     assert_allclose(frequencies(params), YARN_BETAS, rtol=3e-7)
 
 
-def test_yarn_that_does_not_stretch_changes_nothing() -> None:
-    rope = make_rope(replace(PLAIN, scaling=RopeScaling.YARN, factor=1.0), RopeStyle.INTERLEAVED)
-    assert_allclose(rope.frequencies, frequencies(PLAIN), rtol=1e-15)
+def test_a_yarn_ramp_that_ends_beyond_the_last_pair() -> None:
+    """Base 100 on 4096: 32 turns at pair 5.2, one at 11.3. The ramp goes from 5 to 12, and there are 8 pairs."""
+    params = replace(PLAIN, scaling=RopeScaling.YARN, factor=4.0, n_ctx_original=4096, freq_base=100.0)
+    plain = frequencies(replace(params, scaling=RopeScaling.NONE))
+    ratios = [scaled / before for scaled, before in zip(frequencies(params), plain, strict=True)]
+    assert_allclose(ratios, [1, 1, 1, 1, 1, 1, 1 - 0.75 / 7, 1 - 0.75 * 2 / 7], rtol=1e-14)
+
+
+def test_a_yarn_ramp_without_width() -> None:
+    """No pair makes a whole turn over 4 positions: all are stretched but the first."""
+    params = replace(PLAIN, scaling=RopeScaling.YARN, factor=4.0, n_ctx_original=4)
+    assert_allclose(frequencies(params), [1, *(10 ** (-i / 2) / 4 for i in range(1, 8))], rtol=1e-14)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_yarn_that_does_not_stretch_keeps_the_magnitude(factor: float) -> None:
+    rope = make_rope(replace(PLAIN, scaling=RopeScaling.YARN, factor=factor), RopeStyle.INTERLEAVED)
     assert rope.magnitude == 1.0
+    if factor == 1.0:
+        assert_allclose(rope.frequencies, frequencies(PLAIN), rtol=1e-15)
 
 
 @pytest.mark.parametrize("scaling", RopeScaling)
