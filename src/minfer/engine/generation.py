@@ -31,6 +31,8 @@ class GenerationRequest:
     max_tokens: int
     stop: tuple[str, ...]
     ignore_eos: bool
+    continues_text: bool
+    """whether the answer goes on with the prompt's text, and so may begin with a space of its own"""
 
     def __post_init__(self) -> None:
         if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1:
@@ -88,7 +90,7 @@ class TextStream(Iterator[str]):
             self._end(StopCause.CANCELLED)
 
     def _decode(self) -> Iterator[str]:
-        decoder = self._tokenizer.stream_decoder(special=False)
+        decoder = self._tokenizer.stream_decoder(special=False, at_start=not self._request.continues_text)
         logits = self._prefill()
         while True:
             token = self._sampler.sample(logits, [*self._request.prompt_tokens, *self._tokens])

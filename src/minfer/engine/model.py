@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.engine.generation import GenerationRequest, TextStream
-from minfer.engine.prompts import Prompt, encode_prompt
+from minfer.engine.prompts import Prompt, encode_prompt, is_chat
 from minfer.engine.results import Generation
 from minfer.engine.runtime import Runtime
 from minfer.engine.session import ProgressCallback, Session
@@ -146,6 +146,7 @@ class Model:
             max_tokens=options.get("max_tokens", DEFAULT_MAX_TOKENS),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             ignore_eos=options.get("ignore_eos", False),
+            continues_text=not is_chat(prompt),
         )
         return TextStream(self._runtime, self._tokenizer, request, options.get("progress"))
 

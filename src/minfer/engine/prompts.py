@@ -16,6 +16,11 @@ Prompt = str | Sequence[int] | NDArray[np.integer] | Sequence[Message]
 """Raw text, token ids, or chat messages (`{"role": ..., "content": ...}`) for the file's template."""
 
 
+def is_chat(prompt: Prompt) -> bool:
+    """Whether a prompt is a list of messages."""
+    return not isinstance(prompt, (str, np.ndarray)) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
 def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, *, special: bool = False) -> tuple[int, ...]:
     """The token ids of a prompt; BOS, where the model wants one, exactly once. Ids are taken as they are.
 
