@@ -85,11 +85,13 @@ def threaded() -> NativeModule:
 
 
 def run_threads(function, arguments) -> None:
-    threads = [threading.Thread(target=function, args=each) for each in arguments]
+    threads = [threading.Thread(target=function, args=each, daemon=True) for each in arguments]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        # Far longer than it takes: a deadlock fails the test instead of hanging it.
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def test_threads_share_out_chunks_without_losing_or_doubling_any(threaded: NativeModule) -> None:

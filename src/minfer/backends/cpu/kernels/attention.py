@@ -113,16 +113,21 @@ def _first_visible(k: Kernel, shape: AttentionShape, high: Value) -> Value:
 
 
 def _load_page(
-    k: Kernel, shape: AttentionShape, args: Value, step: Value, index: Value, head: Value, n_keys: Value, room: Value
+    k: Kernel,
+    shape: AttentionShape,
+    args: Value,
+    step: Value,
+    index: Value,
+    head: Value,
+    n_keys: Value,
+    room: Value,
+    ahead: Value | None = None,
 ) -> Page:
-    """A page of a KV head: in place where it is f32, else converted into `room`."""
-    page = k.load(step_pointer(k, step, StepWord.PAGES, i32) + index).to(i64)
+    """A page of a KV head: in place where it is f32, else converted into `room`. `ahead` indexes the next page."""
     found: list[tuple[Value, int]] = []
     for word, width, ggml_type in ((1, shape.head_dim, shape.k_type), (2, shape.value_dim, shape.v_type)):
         stride = cell_bytes(shape.n_kv_heads, width, ggml_type)
-        start = argument_pointer(k, args, word, u8).offset_bytes(
-            page * (PAGE * stride) + head * row_bytes(ggml_type, width)
-        )
+        start = _page_address(k, shape, args, step, index, head, word)
         if ggml_type is GGMLType.F32:
             found.append((start.cast(f32), stride // 4))
             continue
@@ -131,7 +136,21 @@ def _load_page(
         found.append((room, width))
         room = room + PAGE * width
     (keys, key_stride), (values, value_stride) = found
-    return Page(keys, key_stride, values, value_stride)
+    next_page: tuple[Value, Value] | None = None
+    if ahead is not None and shape.page_floats == 0:
+        next_keys, next_values = (_page_address(k, shape, args, step, ahead, head, word).cast(f32) for word in (1, 2))
+        next_page = (next_keys, next_values)
+    return Page(keys, key_stride, values, value_stride, next_page)
+
+
+def _page_address(
+    k: Kernel, shape: AttentionShape, args: Value, step: Value, index: Value, head: Value, word: int
+) -> Value:
+    """Where a page of the K region (word 1) or V region (word 2) begins for a KV head."""
+    width, ggml_type = (shape.head_dim, shape.k_type) if word == 1 else (shape.value_dim, shape.v_type)
+    page = k.load(step_pointer(k, step, StepWord.PAGES, i32) + index).to(i64)
+    stride = cell_bytes(shape.n_kv_heads, width, ggml_type)
+    return argument_pointer(k, args, word, u8).offset_bytes(page * (PAGE * stride) + head * row_bytes(ggml_type, width))
 
 
 def trace_attention_split(shape: AttentionShape) -> KernelIR:
@@ -156,7 +175,8 @@ def trace_attention_split(shape: AttentionShape) -> KernelIR:
         n_keys = k.minimum(sequence.high - p * PAGE, PAGE)
         skipped = k.maximum(low - p * PAGE, 0)
         visible = Visible(k.splat(skipped.to(i32), lanes), k.splat(n_keys.to(i32), lanes), n_keys, skipped.eq(0))
-        page = _load_page(k, shape, args, step, sequence.page_start + p, head, n_keys, room)
+        ahead = sequence.page_start + k.minimum(p + 1, n_pages - 1)
+        page = _load_page(k, shape, args, step, sequence.page_start + p, head, n_keys, room, ahead)
         dims = (shape.head_dim, shape.value_dim)
         attend_page(k, queries, page, visible, weights, partials + p * one, lanes=lanes, dims=dims, scale=shape.scale)
     return k.finish()

@@ -27,6 +27,7 @@ KEYS_AT_ONCE = 8
 VALUES_AT_ONCE = 16
 PAGE = 64
 NEGATIVE_INFINITY = float("-inf")
+_FLOATS_A_LINE = 16
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Page:
     key_stride: int
     values: Value
     value_stride: int
+    ahead: tuple[Value, Value] | None = None
+    """where the next page's keys and values begin, for pages that are read from memory once: they are asked for early,
+    since rows that lie a stride apart are no stream that a CPU sees by itself"""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ def attend_page(
     of = vec(f32, lanes)
     largest = k.var(k.const(of, NEGATIVE_INFINITY))
     with k.loop(0, visible.n_keys, KEYS_AT_ONCE) as first:
+        _ask_ahead(k, page, first, dims)
         dots = [k.var(k.const(of, 0.0)) for _ in range(KEYS_AT_ONCE)]
         with k.loop(0, head_dim) as d:
             q = k.load(queries + d * lanes, lanes)
@@ -111,6 +116,16 @@ def attend_page(
                 each.set(k.select(sees, k.fma(p, value, each.get()), each.get()))
         for i, each in enumerate(sums):
             k.store(out + (d + i + 2) * lanes, each.get())
+
+
+def _ask_ahead(k: Kernel, page: Page, first: Value, dims: tuple[int, int]) -> None:
+    if page.ahead is None:
+        return
+    sides = zip(page.ahead, (page.key_stride, page.value_stride), dims, strict=True)
+    for start, stride, width in sides:
+        for i in range(KEYS_AT_ONCE):
+            for d in range(0, width, _FLOATS_A_LINE):
+                k.prefetch(start + (first + i) * stride + d)
 
 
 def _sees(k: Kernel, visible: Visible, j: Value, lanes: int) -> Value:
