@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 N_PREFILL = 512
-N_DECODE = 32
+N_DECODE = 24
 CONTEXTS = (64, 2048)
 N_CTX = 2304
 TASKS = (f"prefill {N_PREFILL}", *(f"decode at {n}" for n in CONTEXTS))

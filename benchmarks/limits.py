@@ -13,7 +13,7 @@ from minfer.backends.arena import aligned_zeros
 from minfer.simd import Kernel, NativeKernel, compile_kernels, f32, host_target, i8, i32, i64, ptr, u8, vec
 
 _READ_BYTES = 1 << 30
-_DOTS = 2_000_000
+_DOTS = 20_000_000
 _CHAINS = 12
 
 

@@ -161,7 +161,8 @@ shared_scalars = scalars.filter(lambda typed: typed.value != "")
 shared_arrays = st.sampled_from(list(ELEMENTS)).flatmap(lambda value_type: arrays_of(value_type, min_size=1))
 shared_keys = keys.filter(lambda key: not key.startswith("GGUF.") and key != "general.architecture")
 shared_values = st.dictionaries(shared_keys, shared_scalars | shared_arrays, max_size=6)
-shared_tensors = tensors(tuple(GGMLType(number) for number in gguf.GGML_QUANT_SIZES if number in set(GGMLType)))
+# Without Q8_1, whose blocks the gguf package takes for 40 bytes: in ggml they have two float16 and 32 int8, 36 bytes.
+shared_tensors = tensors(tuple(GGMLType(n) for n in gguf.GGML_QUANT_SIZES if n in set(GGMLType) and n != GGMLType.Q8_1))
 
 
 @modest

@@ -35,8 +35,9 @@ Prepare = Callable[[StepInputs], None]
 
 _SPARE_ROWS = 16
 """Rows that a last tile may read beyond the largest step; their results are not stored."""
-_DIRECT_CHUNK_BYTES = 48 << 10
-"""Weights that a chunk of the direct path streams: some microseconds of work."""
+_DIRECT_CHUNK_BYTES = 1 << 20
+"""Weights that a chunk of the direct path streams: long enough that asking ahead, ours and the CPU's, seldom runs past
+its end into what another thread reads."""
 _TILES_SCRATCH_BYTES = 320 << 10
 """Unpacked panels of a chunk of the tiles path: they stay in the second-level cache."""
 _CHUNKS_A_THREAD = 4
