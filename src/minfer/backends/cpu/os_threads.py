@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -18,11 +19,9 @@ def n_usable_cores() -> int:
 
 def _control_group_limit(root: Path) -> float | None:
     """CPUs that the control group may use: of version 2 (`cpu.max`), else of version 1."""
-    try:
+    with suppress(OSError, ValueError):  # another version, or none: look on
         quota, period = (root / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass  # another version, or none: look on
     try:
         microseconds = int((root / "cpu" / "cpu.cfs_quota_us").read_text())
         return None if microseconds <= 0 else microseconds / int((root / "cpu" / "cpu.cfs_period_us").read_text())

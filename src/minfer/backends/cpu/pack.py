@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from minfer.backends.cpu import panels
 from minfer.backends.cpu.panels import BLOCK, PANEL_ROWS, PanelFormat
-from minfer.quants import GGMLType, UnpackedBlocks, k_quants, legacy, unpack, unpackable_types
+from minfer.quants import GGMLType, UnpackedBlocks, block_geometry, k_quants, legacy, unpack, unpackable_types
 
 Bytes = NDArray[np.uint8]
 Fill = Callable[[NDArray[Any], Bytes, NDArray[Any], UnpackedBlocks], None]
@@ -208,8 +208,6 @@ def _wide_groups() -> Mapping[GGMLType, tuple[int, bool]]:
 
 
 def _sample(ggml_type: GGMLType) -> UnpackedBlocks:
-    from minfer.quants import block_geometry
-
     geometry = block_geometry(ggml_type)
     return unpack(ggml_type, np.zeros((1, geometry.n_bytes), np.uint8), geometry.n_values)
 

@@ -119,7 +119,7 @@ def two_bits(packed: Sequence[Value], shift_to: int) -> tuple[Value, ...]:
     return tuple(fields)
 
 
-def _scale_in_front(n_extra: int, zero: int, bits: int) -> EmitBlock:
+def _scale_in_front(n_extra: int, bits: int) -> EmitBlock:
     """d, then (n_extra) the offset m, then the integers."""
 
     def emit(k: Kernel, block: Value, header: tuple[Value, ...]) -> Registers:
@@ -149,7 +149,7 @@ def _classic(name: str, *, bits: int, zero: int, has_offset: bool) -> PanelForma
         u_max=(1 << bits) - 1,
         has_offset=has_offset,
         emit_header=no_header,
-        emit_block=_scale_in_front(int(has_offset), zero, bits),
+        emit_block=_scale_in_front(int(has_offset), bits),
     )
 
 

@@ -18,7 +18,7 @@ from minfer.backends.cpu.emit import Emitter, Unit
 from minfer.backends.cpu.pool import Pool
 from minfer.backends.cpu.weights import pack_weights
 from minfer.errors import GraphError
-from minfer.graph import StepInputs, ValueId, ValueKind
+from minfer.graph import StepInputs, Symbol, ValueId, ValueKind
 from minfer.simd import Target
 from minfer.trace import NodeEvent, Observer
 
@@ -110,15 +110,8 @@ class CpuProgram:
     def region(self, value_id: ValueId) -> NDArray[np.uint8]:
         if value_id not in self._regions:
             raise GraphError(f"{self._graph.value(value_id).name} is no KV region")
-        n_cells = self._n_cells(value_id)
-        return self._regions[value_id].reshape(n_cells, -1)
-
-    def _n_cells(self, value_id: ValueId) -> int:
-        spec = self._graph.value(value_id).spec
-        from minfer.graph import Symbol
-
-        cell_bytes = spec.n_bytes({Symbol.N_CELLS: 1})
-        return self._regions[value_id].size // cell_bytes
+        cell_bytes = self._graph.value(value_id).spec.n_bytes({Symbol.N_CELLS: 1})
+        return self._regions[value_id].reshape(-1, cell_bytes)
 
     def close(self) -> None:
         self._pool.close()
