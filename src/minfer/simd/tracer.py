@@ -102,7 +102,7 @@ class Tracer:
             self.fail(f"{element} is a storage format: make the constant an f32 and convert it")
         if element.bits == 32 and math.isfinite(number):
             try:
-                rounded: float = struct.unpack("f", struct.pack("f", number))[0]
+                rounded: float = struct.unpack("<f", struct.pack("<f", number))[0]
             except OverflowError:
                 self.fail(f"{number!r} is beyond the range of {element}")
             return rounded
