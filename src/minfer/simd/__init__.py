@@ -26,11 +26,13 @@ from minfer.simd.interpret import interpret
 from minfer.simd.ir import KernelIR, Ordering
 from minfer.simd.targets import (
     Architecture,
+    Machine,
     Target,
     foreign_target,
     host_target,
     host_target_names,
     target_named,
+    this_machine,
 )
 from minfer.simd.trace import Kernel, Var
 from minfer.simd.types import (
@@ -66,6 +68,7 @@ __all__ = [
     "KernelIR",
     "KernelPointer",
     "Location",
+    "Machine",
     "NativeKernel",
     "NativeModule",
     "ObjectCache",
@@ -101,6 +104,7 @@ __all__ = [
     "optimised_llvm",
     "ptr",
     "target_named",
+    "this_machine",
     "u8",
     "u16",
     "u32",

@@ -35,9 +35,9 @@ def unary(writer: Writer, target: Target, op: UnaryOp, of: Type, a: Ref) -> Ref:
             return writer.call(f"llvm.abs.{a.mangled}", a.element, a.lanes, [a, Ref("false", "i1", 0)])
         case UnaryOp.SQUARE_ROOT:
             return writer.call(f"llvm.sqrt.{a.mangled}", a.element, a.lanes, [a])
-        case UnaryOp.FLOOR if target.has_rounding:
+        case UnaryOp.FLOOR if not target.is_plain_x86:
             return writer.call(f"llvm.floor.{a.mangled}", a.element, a.lanes, [a])
-        case UnaryOp.ROUND_EVEN if target.has_rounding:
+        case UnaryOp.ROUND_EVEN if not target.is_plain_x86:
             return writer.call(f"llvm.roundeven.{a.mangled}", a.element, a.lanes, [a])
         case UnaryOp.FLOOR | UnaryOp.ROUND_EVEN:
             return _rounded_by_addition(writer, op, a)
@@ -45,9 +45,9 @@ def unary(writer: Writer, target: Target, op: UnaryOp, of: Type, a: Ref) -> Ref:
 
 def fma(writer: Writer, target: Target, a: Ref, b: Ref, c: Ref) -> Ref:
     """a * b + c in f32, rounded once."""
-    if target.has_fma:
-        return writer.call(f"llvm.fma.{a.mangled}", a.element, a.lanes, [a, b, c])
-    return _fma_by_doubles(writer, a, b, c)
+    if target.is_plain_x86:
+        return _fma_by_doubles(writer, a, b, c)
+    return writer.call(f"llvm.fma.{a.mangled}", a.element, a.lanes, [a, b, c])
 
 
 def convert(writer: Writer, target: Target, op: ConvertOp, source: Type, to: Type, a: Ref) -> Ref:
@@ -129,7 +129,7 @@ def _x86_float_to_i32(writer: Writer, target: Target, op: ConvertOp, a: Ref) -> 
 
 
 def _half_to_f32(writer: Writer, target: Target, a: Ref) -> Ref:
-    if target.has_half_conversions:
+    if not target.is_plain_x86:
         return writer.convert("fpext", writer.bitcast(a, "half", a.lanes), "float")
     wide = writer.convert("zext", a, "i32")
     sign = writer.binary("shl", writer.binary("and", wide, 0x8000), 16)
@@ -143,7 +143,7 @@ def _half_to_f32(writer: Writer, target: Target, a: Ref) -> Ref:
 
 
 def _f32_to_half(writer: Writer, target: Target, a: Ref) -> Ref:
-    if target.has_half_conversions:
+    if not target.is_plain_x86:
         return writer.bitcast(writer.convert("fptrunc", a, "half"), "i16", a.lanes)
     bits = writer.bitcast(a, "i32", a.lanes)
     sign = writer.binary("lshr", writer.binary("and", bits, _INT_MIN), 16)

@@ -81,7 +81,7 @@ def first_lanes(writer: Writer, n: Ref, lanes: int) -> Ref:
 
 def lookup16(writer: Writer, target: Target, table: Sequence[int], indices: Ref) -> Ref:
     """table[indices[i]] for each lane: one byte shuffle a register where the target has one."""
-    if not target.has_byte_shuffle:
+    if target.is_plain_x86:
         found = Ref("zeroinitializer", "i8", indices.lanes)
         for index, entry in enumerate(table):
             found = writer.select(writer.compare("icmp eq", indices, index), writer.constant(found, entry), found)

@@ -63,20 +63,9 @@ class Target:
         return self.vector_bytes // element_bytes
 
     @property
-    def has_fma(self) -> bool:
-        return self.architecture is Architecture.AARCH64 or self.vector_bytes > 16
-
-    @property
-    def has_half_conversions(self) -> bool:
-        return self.architecture is Architecture.AARCH64 or self.vector_bytes > 16
-
-    @property
-    def has_rounding(self) -> bool:
-        return self.architecture is Architecture.AARCH64 or self.vector_bytes > 16
-
-    @property
-    def has_byte_shuffle(self) -> bool:
-        return self.architecture is Architecture.AARCH64 or self.vector_bytes > 16
+    def is_plain_x86(self) -> bool:
+        """Whether this is x86-64 as it began: SSE2, with no fma, f16, rounding or byte shuffle."""
+        return self.architecture is Architecture.X86_64 and self.dot4 is Dot4Lowering.PLAIN
 
 
 _AVX2_NEEDS = ("avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "popcnt")
