@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -163,11 +164,40 @@ def test_other_architectures_are_refused_by_name(monkeypatch: pytest.MonkeyPatch
         this_machine()
 
 
+def pretend_arm(monkeypatch: pytest.MonkeyPatch, system: str) -> None:
+    """LLVM itself reports next to nothing about Arm CPUs."""
+    monkeypatch.setattr(targets_module.llvm, "host_triple", lambda: "aarch64-unknown-some-system")
+    monkeypatch.setattr(targets_module.llvm, "host_features", lambda: {"neon": True})
+    monkeypatch.setattr(targets_module.platform, "system", lambda: system)
+
+
 def test_apples_cpus_have_dot_products_though_macos_does_not_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets_module.llvm, "host_triple", lambda: "arm64-apple-darwin24.0.0")
-    monkeypatch.setattr(targets_module.llvm, "host_features", dict)
-    monkeypatch.setattr(targets_module.platform, "system", lambda: "Darwin")
+    pretend_arm(monkeypatch, "Darwin")
     assert host_target().name == "neon"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "features"),
+    [
+        ("fp asimd evtstrm aes atomics asimddp sve i8mm", "neon_i8mm", {"neon", "dotprod", "i8mm", "lse"}),
+        ("fp asimd atomics asimddp", "neon", {"neon", "dotprod", "lse"}),
+        ("fp asimd", "portable", {"neon"}),
+    ],
+)
+def test_linux_tells_the_features_of_arm_cpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, expected: str, features: set[str]
+) -> None:
+    cpu_info = tmp_path / "cpuinfo"
+    cpu_info.write_text(f"processor\t: 0\nFeatures\t: {words}\nCPU part\t: 0xd0c\n")
+    pretend_arm(monkeypatch, "Linux")
+    monkeypatch.setattr(targets_module, "_CPU_INFO", cpu_info)
+    target = host_target()
+    assert (target.name, target.cpu, enabled(target)) == (expected, "generic", features)
+
+
+def test_other_systems_on_arm_get_what_llvm_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_arm(monkeypatch, "Windows")
+    assert host_target().name == "portable"
 
 
 def test_a_vector_register_holds_lanes_by_their_size() -> None:

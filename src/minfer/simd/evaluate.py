@@ -12,26 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from minfer.simd.dtypes import DTYPES
 from minfer.simd.ir import BinaryOp, CompareOp, ConvertOp, UnaryOp
 from minfer.simd.types import Scalar, Vector, bf16, element_of
 
 Lanes = NDArray[Any]
 
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "i1": np.dtype(np.bool_),
-    "i8": np.dtype(np.int8),
-    "i16": np.dtype(np.int16),
-    "i32": np.dtype(np.int32),
-    "i64": np.dtype(np.int64),
-    "u8": np.dtype(np.uint8),
-    "u16": np.dtype(np.uint16),
-    "u32": np.dtype(np.uint32),
-    "u64": np.dtype(np.uint64),
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(np.uint16),
-    "f32": np.dtype(np.float32),
-    "f64": np.dtype(np.float64),
-}
 _INT_MIN = -(2**31)
 
 
@@ -41,7 +27,7 @@ class UndefinedError(Exception):
 
 def dtype_of(element: Scalar) -> np.dtype[Any]:
     """The dtype of the lanes of a type."""
-    return _DTYPES[element.name]
+    return DTYPES[element.name]
 
 
 def binary(op: BinaryOp, a: Lanes, b: Lanes) -> Lanes:

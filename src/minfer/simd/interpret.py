@@ -138,7 +138,7 @@ class _Frame:
             case Store() | AtomicStore():
                 self._store(instruction)
             case CompareExchange(result, swapped, address, expected, desired, _):
-                old = self._load(address, result.type, 1)
+                old = self._load(address, result.type, _natural_align(result.type))
                 assert not isinstance(old, Pointer)
                 is_equal = np.equal(old, self._lanes(expected))
                 if is_equal.all():

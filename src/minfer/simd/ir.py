@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from minfer.simd.errors import Location
-from minfer.simd.types import Type, Vector
+from minfer.simd.types import Type
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,6 @@ class Constant:
 
     type: Type
     values: tuple[int | float, ...]
-
-    @property
-    def is_splat(self) -> bool:
-        return len(self.values) == 1 and isinstance(self.type, Vector)
 
 
 Operand = Register | Constant

@@ -75,8 +75,7 @@ def first_lanes(writer: Writer, n: Ref, lanes: int) -> Ref:
     """The mask of the lanes below n (i64)."""
     few = writer.compare("icmp slt", n, lanes)
     count = writer.convert("trunc", writer.select(few, n, writer.constant(n, lanes)), "i32")
-    numbers = writer.constant_of("i32", lanes, range(lanes)) if lanes > 1 else writer.constant_of("i32", 1, (0,))
-    return writer.compare("icmp slt", numbers, writer.splat(count, lanes))
+    return writer.compare("icmp slt", writer.constant_of("i32", lanes, range(lanes)), writer.splat(count, lanes))
 
 
 def lookup16(writer: Writer, target: Target, table: Sequence[int], indices: Ref) -> Ref:

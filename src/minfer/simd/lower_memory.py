@@ -37,7 +37,6 @@ _ORDERINGS_OF_FAILURE = {
     Ordering.SEQUENTIAL: "seq_cst",
 }
 _RMW = {AtomicOp.ADD: "add", AtomicOp.EXCHANGE: "xchg"}
-_I32_OF = "i32"
 # aarch64: hint 1 is `yield`.
 _YIELD_HINT = 1
 
@@ -90,7 +89,7 @@ class MemoryLowering:
                 self._masked_store(access, ref(access.address), ref(access.value), ref(mask))
             case Prefetch():
                 numbers = [int(access.for_write), access.locality, 1]
-                constants = [Ref(str(number), _I32_OF, 0) for number in numbers]
+                constants = [Ref(str(number), "i32", 0) for number in numbers]
                 self._writer.call_void("llvm.prefetch.p0", [ref(access.address), *constants])
             case AtomicStore():
                 address, value, order = ref(access.address), ref(access.value), _ORDERINGS[access.ordering]
@@ -101,7 +100,7 @@ class MemoryLowering:
                 if self._target.architecture is Architecture.X86_64:
                     self._writer.call_void("llvm.x86.sse2.pause", [])
                 else:
-                    self._writer.call_void("llvm.aarch64.hint", [Ref(str(_YIELD_HINT), _I32_OF, 0)])
+                    self._writer.call_void("llvm.aarch64.hint", [Ref(str(_YIELD_HINT), "i32", 0)])
 
     def _masked_load(self, access: Load, address: Ref, mask: Ref) -> Ref:
         element, lanes = llvm_element(access.result.type), llvm_lanes(access.result.type)
@@ -119,7 +118,7 @@ def _aligned(address: Ref, align: int) -> list[Ref]:
     """The address of a masked access: LLVM 22 takes its alignment as an attribute, LLVM before as an argument."""
     if llvm.llvm_major() >= 22:
         return [Ref(f"align {align} {address.name}", "ptr", 0)]
-    return [address, Ref(str(align), _I32_OF, 0)]
+    return [address, Ref(str(align), "i32", 0)]
 
 
 def _n_bytes(element: str) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minfer.errors import ParameterError
+from minfer.simd.dtypes import DTYPES
 from minfer.simd.ir import KernelIR
 
 Argument = NDArray[np.generic] | int | float
@@ -27,21 +27,7 @@ _C_TYPES: dict[str, type[ctypes._SimpleCData[int]] | type[ctypes._SimpleCData[fl
     "f32": ctypes.c_float,
     "f64": ctypes.c_double,
 }
-# What arrays a pointer parameter takes. Pointers in memory are their addresses; bf16 has no dtype of its own.
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "i8": np.dtype(np.int8),
-    "i16": np.dtype(np.int16),
-    "i32": np.dtype(np.int32),
-    "i64": np.dtype(np.int64),
-    "u8": np.dtype(np.uint8),
-    "u16": np.dtype(np.uint16),
-    "u32": np.dtype(np.uint32),
-    "u64": np.dtype(np.uint64),
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(np.uint16),
-    "f32": np.dtype(np.float32),
-    "f64": np.dtype(np.float64),
-}
+# Pointers in memory are addresses.
 _ADDRESSES = np.dtype(np.uint64)
 
 
@@ -82,7 +68,7 @@ class Signature:
         )
 
     def _number(self, name: str, of: str, value: Argument) -> int | float:
-        dtype = _DTYPES[of]
+        dtype = DTYPES[of]
         if dtype.kind == "f" and isinstance(value, (int, float, np.floating)):
             return float(value)
         if isinstance(value, (int, np.integer)):
@@ -93,7 +79,7 @@ class Signature:
 
     def _address(self, name: str, of: str, array: NDArray[np.generic]) -> int:
         to = of.removeprefix("ptr(").removesuffix(")") if of.startswith("ptr(") else of
-        dtype = _DTYPES.get(to, _ADDRESSES)
+        dtype = DTYPES.get(to, _ADDRESSES)
         if array.dtype not in (dtype, np.dtype(np.uint8)):
             raise ParameterError(
                 f"kernel {self.name!r}, parameter {name}: {of} takes an array of {dtype}, not {array.dtype}"

@@ -11,6 +11,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from minfer.errors import UnsupportedError
 from minfer.simd import llvm
@@ -77,14 +78,18 @@ _ABOVE_AVX512 = (*_SLOW, "amx", "avx10", "egpr", "push2pop2", "ppx", "ndd", "ccm
 _ABOVE_AVX2 = (*_ABOVE_AVX512, "avx512", "avxvnni", "avxifma", "avxneconvert")
 _X86, _ARM = Architecture.X86_64, Architecture.AARCH64
 
+_CPU_INFO = Path("/proc/cpuinfo")
+# Linux's names of Arm features, and LLVM's.
+_LINUX_ARM_FEATURES = {"asimd": "neon", "asimddp": "dotprod", "i8mm": "i8mm", "atomics": "lse"}
+
 # Best first.
 _INSTRUCTION_SETS = (
     InstructionSet("avx512", _X86, 64, Dot4Lowering.VNNI_512, (*_AVX512_NEEDS, "avx512vnni"), _ABOVE_AVX512),
     InstructionSet("avx512bw", _X86, 64, Dot4Lowering.MADD_512, _AVX512_NEEDS, (*_ABOVE_AVX512, "avx512vnni")),
     InstructionSet("avxvnni", _X86, 32, Dot4Lowering.VNNI_256, (*_AVX2_NEEDS, "avxvnni"), (*_ABOVE_AVX512, "avx512")),
     InstructionSet("avx2", _X86, 32, Dot4Lowering.MADD_256, _AVX2_NEEDS, _ABOVE_AVX2),
-    InstructionSet("neon_i8mm", _ARM, 16, Dot4Lowering.USDOT, ("neon", "dotprod", "i8mm"), ("sve", "sme")),
-    InstructionSet("neon", _ARM, 16, Dot4Lowering.SDOT, ("neon", "dotprod"), ("sve", "sme", "i8mm")),
+    InstructionSet("neon_i8mm", _ARM, 16, Dot4Lowering.USDOT, ("neon", "dotprod", "i8mm"), ()),
+    InstructionSet("neon", _ARM, 16, Dot4Lowering.SDOT, ("neon", "dotprod"), ()),
     InstructionSet("portable", _X86, 16, Dot4Lowering.PLAIN, ("sse2",), ()),
     InstructionSet("portable", _ARM, 16, Dot4Lowering.PLAIN, ("neon",), ()),
 )
@@ -109,9 +114,8 @@ def this_machine() -> Machine:
     triple = llvm.host_triple()
     architecture = _architecture_of(triple)
     features = dict(llvm.host_features())
-    if architecture is Architecture.AARCH64 and platform.system() == "Darwin":
-        # macOS tells LLVM no features; every Apple CPU for Macs has these.
-        features |= {"neon": True, "dotprod": True}
+    if architecture is Architecture.AARCH64:
+        features |= dict.fromkeys(_unreported_arm_features(), True)
     return Machine(architecture, triple, llvm.host_cpu(), features)
 
 
@@ -152,8 +156,7 @@ def foreign_target(name: str, architecture: Architecture | None = None) -> Targe
         if each.name == name and architecture in (None, each.architecture):
             triple = f"{each.architecture.value}-unknown-linux-gnu"
             cpu = "x86-64" if each.architecture is Architecture.X86_64 else "generic"
-            features = ",".join(f"+{feature}" for feature in each.needs)
-            return _new_target(each, triple, cpu, features)
+            return _new_target(each, triple, cpu, _flags(*each.needs))
     raise UnsupportedError(f"target {name!r}", tuple(dict.fromkeys(each.name for each in _INSTRUCTION_SETS)))
 
 
@@ -166,9 +169,12 @@ def _running(machine: Machine) -> list[InstructionSet]:
 
 
 def _target(level: InstructionSet, machine: Machine) -> Target:
+    if machine.architecture is Architecture.AARCH64:
+        # LLVM does not list what an Arm CPU lacks, and the CPU's name would enable features that the system hides.
+        optional = ("lse",) if machine.features.get("lse") else ()
+        return _new_target(level, machine.triple, "generic", _flags(*level.needs, *optional))
     if level.dot4 is Dot4Lowering.PLAIN:
-        cpu = "x86-64" if machine.architecture is Architecture.X86_64 else "generic"
-        return _new_target(level, machine.triple, cpu, ",".join(f"+{need}" for need in level.needs))
+        return _new_target(level, machine.triple, "x86-64", _flags(*level.needs))
     # Every feature is named, present or not: what the CPU's name stands for may be hidden from this machine.
     flags = [
         f"{'+' if present and not name.startswith(level.excludes) else '-'}{name}"
@@ -178,6 +184,22 @@ def _target(level: InstructionSet, machine: Machine) -> Target:
         # Compilers prefer 256 bits on many CPUs for fear of lower clock rates; kernels ask for what they want.
         flags.append("-prefer-256-bit")
     return _new_target(level, machine.triple, machine.cpu, ",".join(flags))
+
+
+def _flags(*features: str) -> str:
+    return ",".join(f"+{feature}" for feature in features)
+
+
+def _unreported_arm_features() -> list[str]:
+    """The features of an Arm CPU that LLVM does not ask the system for, by LLVM's names."""
+    if platform.system() == "Darwin":
+        # Every Apple CPU for Macs has these.
+        return ["neon", "dotprod"]
+    if platform.system() == "Linux":
+        lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+        words = next((line.split() for line in lines if line.startswith("Features")), [])
+        return [_LINUX_ARM_FEATURES[word] for word in words if word in _LINUX_ARM_FEATURES]
+    return []
 
 
 def _new_target(level: InstructionSet, triple: str, cpu: str, features: str) -> Target:

@@ -1,11 +1,12 @@
 """`Kernel`: what a Python function traces a kernel with. Parameters, variables, control flow, calls.
 
-def scale() -> KernelIR:
-    k = Kernel("scale", x=ptr(f32), y=ptr(f32), n=i64)
-    x, y, n = k.args
+A kernel that doubles n floats, where n is a multiple of 16:
+
+    k = Kernel("double", x=ptr(f32), n=i64)
+    x, n = k.args
     with k.loop(0, n, 16) as i:
-        k.store(y + i, k.load(x + i, 16) * 2.0)
-    return k.finish()
+        k.store(x + i, k.load(x + i, 16) * 2.0)
+    kernel = k.finish()
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from minfer.simd.errors import Location
-from minfer.simd.types import Kind, Scalar, Type, Vector, element_of
+from minfer.simd.types import Kind, Type, Vector, element_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,3 @@ def constant_text(element: str, number: float) -> str:
     if element in ("float", "double"):
         return f"0x{struct.pack('>d', number).hex().upper()}"
     return str(int(number))
-
-
-def is_signed(of: Scalar) -> bool:
-    return of.kind is Kind.SIGNED
