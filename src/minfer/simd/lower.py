@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from minfer.simd import lower_float, lower_int
+from minfer.simd import lower_arithmetic, lower_convert, lower_lanes
 from minfer.simd.errors import CompileError, Location
 from minfer.simd.ir import (
     AtomicLoad,
@@ -168,17 +168,17 @@ class FunctionLowering:
         writer, ref = self.writer, self._ref
         match instruction:
             case Binary(_, op, a, b):
-                return lower_int.binary(writer, op, a.type, ref(a), ref(b))
+                return lower_arithmetic.binary(writer, op, a.type, ref(a), ref(b))
             case Unary(_, op, a):
-                return lower_float.unary(writer, self.target, op, a.type, ref(a))
+                return lower_arithmetic.unary(writer, self.target, op, a.type, ref(a))
             case FusedMultiplyAdd(_, a, b, c):
-                return lower_float.fma(writer, self.target, ref(a), ref(b), ref(c))
+                return lower_arithmetic.fma(writer, self.target, ref(a), ref(b), ref(c))
             case Compare(_, op, a, b):
-                return lower_int.compare(writer, op, a.type, ref(a), ref(b))
+                return lower_arithmetic.compare(writer, op, a.type, ref(a), ref(b))
             case Select(_, mask, a, b):
                 return writer.select(ref(mask), ref(a), ref(b))
             case Convert(result, op, a):
-                return lower_float.convert(writer, self.target, op, a.type, result.type, ref(a))
+                return lower_convert.convert(writer, self.target, op, a.type, result.type, ref(a))
             case Splat(result, a):
                 return writer.splat(ref(a), llvm_lanes(result.type))
             case Extract(_, a, lane):
@@ -192,9 +192,9 @@ class FunctionLowering:
             case Shuffle(_, a, b, indices):
                 return writer.shuffle(ref(a), None if b is None else ref(b), indices)
             case FirstLanes(result, n):
-                return lower_int.first_lanes(writer, ref(n), llvm_lanes(result.type))
+                return lower_lanes.first_lanes(writer, ref(n), llvm_lanes(result.type))
             case Lookup16(_, table, indices):
-                return lower_int.lookup16(writer, self.target, table, ref(indices))
+                return lower_lanes.lookup16(writer, self.target, table, ref(indices))
             case Dot4(_, accumulator, u, s, u_max):
                 return lower_dot4(writer, self.target, ref(accumulator), ref(u), ref(s), u_max)
             case Offset(_, base, index, scale_bytes):

@@ -58,7 +58,10 @@ class MemoryOps(Tracer):
         mask: Value | None = None,
         non_temporal: bool = False,
     ) -> None:
-        """Writes a value, or the lanes of a vector one after the other. Masked lanes are not written."""
+        """Writes a value, or the lanes of a vector one after the other. Lanes where a mask is false are not written.
+
+        Non-temporal stores pass the cache by; other threads see them after a sequentially consistent atomic access.
+        """
         pointer, to = self._pointer(address)
         lanes = value.type.lanes if isinstance(value, Value) and isinstance(value.type, Vector) else None
         stored = self.coerce(value, self._in_memory(to, lanes))
