@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from minfer.quants import GGMLType, row_bytes
-from minfer.simd import Kernel, Value, f16, f32, i8, i32
+from minfer.simd import Kernel, Value, f16, f32, i8, i32, vec
 
 _LANES = 8
 _BLOCK = 32
 _BLOCK_BYTES = 34
+_HALF = 16
+# The float below 0.5. Adding it and truncating is rounding halves away from zero, for magnitudes below 2**23: 0.5 would
+# also lift the float below it to 1.
+_BELOW_HALF = 0.49999997
 
 
 def store_row(k: Kernel, row: Value, to: Value, width: int, ggml_type: GGMLType) -> None:
@@ -26,21 +30,17 @@ def store_row(k: Kernel, row: Value, to: Value, width: int, ggml_type: GGMLType)
 
 
 def _store_q8_0(k: Kernel, row: Value, to: Value) -> None:
-    halves = [k.load(row + 16 * i, 16) for i in range(2)]
-    largest = k.reduce_max(k.maximum(k.abs(halves[0]), k.abs(halves[1])))
-    d = largest / 127.0
-    inverse = 1.0 / d
-    # No inverse where every stored scale rounds to 0.
-    inverse = k.select(k.abs(inverse) < float("inf"), inverse, 0.0)
+    """One block. A block that holds NaN or an infinity gets such a d and q = 0, so that what is read back is NaN."""
+    halves = [k.load(row + _HALF * i, _HALF) for i in range(2)]
+    # As integers, magnitudes order as they do as floats, with NaN above all.
+    bits = [half.bitcast(vec(i32, _HALF)) & 0x7FFFFFFF for half in halves]
+    d = k.reduce_max(k.maximum(*bits)).bitcast(f32) / 127.0
+    inverse = k.splat(1.0 / d, _HALF)
     k.store(to.cast(f16), d.to(f16), align=1)
     for i, half in enumerate(halves):
-        scaled = half * k.splat(inverse, 16)
-        magnitude = k.abs(scaled)
-        whole = k.floor(magnitude)
-        # Halves go away from zero.
-        rounded = k.select(magnitude - whole >= 0.5, whole + 1.0, whole)
-        signed = k.select(scaled < 0.0, -rounded, rounded)
-        k.store(to.offset_bytes(2 + 16 * i).cast(i8), signed.round_to(i32).to(i8))
+        # Halves go away from zero. Where the product is not finite, the integer is -2**31, and its byte 0.
+        magnitude = (k.abs(half) * inverse + _BELOW_HALF).trunc_to(i32)
+        k.store(to.offset_bytes(2 + _HALF * i).cast(i8), k.select(half < 0.0, -magnitude, magnitude).to(i8))
 
 
 def load_row(k: Kernel, row: Value, to: Value, width: int, ggml_type: GGMLType) -> None:

@@ -6,12 +6,13 @@ token a chunk. Bound by memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minfer.backends.cpu.convention import StepWord, argument_pointer, step_pointer, tape_kernel
 from minfer.backends.cpu.kernels.kv_rows import cell_bytes, store_row
 from minfer.quants import GGMLType, row_bytes
-from minfer.simd import KernelIR, f32, i32, i64, u8
+from minfer.simd import Kernel, KernelIR, Value, f32, i32, i64, u8
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,20 @@ class StoreShape:
 def trace_kv_store(shape: StoreShape) -> KernelIR:
     """The kernel for a shape."""
     k, args, step, token = tape_kernel("kv_store")
+    rows = [argument_pointer(k, args, i, f32) for i in range(2)]
+    regions = [argument_pointer(k, args, 2 + i, u8) for i in range(2)]
+    store_token(k, shape, step, token, rows, regions)
+    return k.finish()
+
+
+def store_token(
+    k: Kernel, shape: StoreShape, step: Value, token: Value, rows: Sequence[Value], regions: Sequence[Value]
+) -> None:
+    """Traces the store of one token: `rows` and `regions` are of keys and values, and point to the first of each."""
     cell = k.load(step_pointer(k, step, StepWord.CELLS, i32) + token).to(i64)
-    for index, width, ggml_type in ((0, shape.head_dim, shape.k_type), (1, shape.value_dim, shape.v_type)):
-        rows = argument_pointer(k, args, index, f32)
-        region = argument_pointer(k, args, 2 + index, u8)
+    of_keys, of_values = (shape.head_dim, shape.k_type), (shape.value_dim, shape.v_type)
+    for first, region, (width, ggml_type) in zip(rows, regions, (of_keys, of_values), strict=True):
         to = region.offset_bytes(cell * cell_bytes(shape.n_kv_heads, width, ggml_type))
         with k.loop(0, shape.n_kv_heads) as head:
-            row = rows + (token * shape.n_kv_heads + head) * width
+            row = first + (token * shape.n_kv_heads + head) * width
             store_row(k, row, to.offset_bytes(head * row_bytes(ggml_type, width)), width, ggml_type)
-    return k.finish()

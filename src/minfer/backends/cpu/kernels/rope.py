@@ -49,11 +49,16 @@ def trace_rope(shape: RopeShape) -> KernelIR:
     """The kernel for a shape."""
     k, args, _, token = tape_kernel("rope")
     x, y, cos, sin = (argument_pointer(k, args, i, f32) for i in range(4))
+    rotate_token(k, shape, token, x, y, cos, sin)
+    return k.finish()
+
+
+def rotate_token(k: Kernel, shape: RopeShape, token: Value, x: Value, y: Value, cos: Value, sin: Value) -> None:
+    """Traces the rotation of the heads of one token; the pointers are to the first token's."""
     half = shape.n_rot // 2
     with k.loop(0, shape.n_heads) as head:
         at = (token * shape.n_heads + head) * shape.head_dim
         _rotate(k, shape, x + at, y + at, cos + token * half, sin + token * half)
-    return k.finish()
 
 
 def _rotate(k: Kernel, shape: RopeShape, x: Value, y: Value, cos: Value, sin: Value) -> None:
