@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from minfer.quants import GGMLType, block_geometry, dequantise, quantisable_types, quantise
 
-_SCALE_BYTES = {GGMLType.IQ4_NL: 0, GGMLType.IQ4_XS: 0}
+_SCALE_BYTES = {GGMLType.IQ4_NL: 0, GGMLType.IQ4_XS: 0, GGMLType.IQ2_XS: 0, GGMLType.TQ2_0: -2}
 """Where the float16 scale of a block lies, of types that can't be quantised to."""
 
 
@@ -36,5 +36,5 @@ def moderate_rows(ggml_type: GGMLType, n_rows: int, n_columns: int, seed: int = 
     else:
         at = _SCALE_BYTES[ggml_type]
         scales = (rng.uniform(0.5, 2, n_blocks) * 1e-3).astype(np.float16)
-        blocks[:, at : at + 2] = scales[:, None].view(np.uint8)
+        blocks[:, at % geometry.n_bytes :][:, :2] = scales[:, None].view(np.uint8)
     return blocks.reshape(n_rows, -1)

@@ -4,13 +4,20 @@ Panels of 16 rows, one after the other: [k][16 rows] of the file's element type.
 n_columns]. For every token and row the products are added by fma in float32, in the order of k, in `PARTIAL_SUMS`
 partial sums (k modulo that number) which are added by a fixed tree: the same bits on every path.
 
-Argument block as for `matmul.py`, with word 2 = x f32. Error at most n_columns / PARTIAL_SUMS + 3 units roundoff of
-the sum of magnitudes. Bound by reading the weights at one token, by fma for more.
+Argument block as for `matmul.py`, with word 2 = x f32. y must not overlap what is read. Error at most
+ceil(n_columns / PARTIAL_SUMS) + 3 units roundoff of the sum of magnitudes.
+
+Chunks count tiles of tokens first, then parts: chunk % n_tiles is the tile, so that chunks that run one after the
+other use the same weights while these are in the cache. Bound by reading the weights at one token, by fma for many:
+there, tiles of 4 tokens come within a twentieth of larger ones, which compute what is not wanted for a few tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +32,9 @@ from minfer.simd import Kernel, KernelIR, Scalar, Value, bf16, f16, f32
 PARTIAL_SUMS = 4
 TILE_ROWS = 4
 FLOAT_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
-_ELEMENTS: dict[GGMLType, Scalar] = {GGMLType.F32: f32, GGMLType.F16: f16, GGMLType.BF16: bf16}
+_ELEMENTS: Final[Mapping[GGMLType, Scalar]] = MappingProxyType(
+    {GGMLType.F32: f32, GGMLType.F16: f16, GGMLType.BF16: bf16}
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,12 @@ class FloatShape:
     def panel_bytes(self) -> int:
         return self.n_columns * PANEL_ROWS * self.element.n_bytes
 
+    def name(self, n_tile_rows: int) -> str:
+        gate = "" if self.gate is None else f"_{self.gate.value}"
+        bias = "_bias" if self.has_bias else ""
+        element = self.ggml_type.name.lower()
+        return f"matmul_float{n_tile_rows}_{element}_k{self.n_columns}{gate}{bias}_r{int(self.rows)}"
+
 
 def packed_float_bytes(ggml_type: GGMLType, n_rows: int, n_columns: int) -> int:
     """Bytes of the panels of a weight."""
@@ -65,14 +80,16 @@ def pack_float(ggml_type: GGMLType, data: NDArray[np.uint8], n_columns: int, out
 
 def trace_float(shape: FloatShape, n_tile_rows: int) -> KernelIR:
     """The kernel for tiles of `n_tile_rows` tokens."""
-    k, args, step, chunk = tape_kernel("matmul_float")
+    k, args, step, chunk = tape_kernel(shape.name(n_tile_rows))
     n_weights = 1 if shape.gate is None else 2
     weights = [argument_pointer(k, args, i, shape.element) for i in range(n_weights)]
     x, y = argument_pointer(k, args, 2, f32), argument_pointer(k, args, 3, f32)
-    n_rows, n_panels, panels_per_part, n_parts = (argument(k, args, i) for i in range(5, 9))
-    first_row = chunk // n_parts * n_tile_rows
-    first_panel = chunk % n_parts * panels_per_part
-    n_left = step_count(k, step, shape.rows) - first_row
+    n_rows, n_panels, panels_per_part = (argument(k, args, i) for i in range(5, 8))
+    n_tokens = step_count(k, step, shape.rows)
+    n_tiles = (n_tokens + (n_tile_rows - 1)) // n_tile_rows
+    first_row = chunk % n_tiles * n_tile_rows
+    first_panel = chunk // n_tiles * panels_per_part
+    n_left = n_tokens - first_row
     # Rows that the step does not have are computed from the tile's first one, and not stored.
     sources = [x + k.select(n_left > m, first_row + m, first_row) * shape.n_columns for m in range(n_tile_rows)]
     with k.loop(first_panel, k.minimum(first_panel + panels_per_part, n_panels)) as p:
