@@ -105,7 +105,7 @@ def test_threads_share_out_chunks_without_losing_or_doubling_any(threaded: Nativ
 def test_what_is_written_before_a_barrier_is_seen_after_it(threaded: NativeModule) -> None:
     # Both threads spin in compiled code at the same time: were the GIL held, this would never end.
     arrived, slots, errors = np.zeros(1, np.int64), np.zeros(2, np.int64), np.zeros(1, np.int64)
-    run_threads(threaded["barrier"], [(arrived, slots, errors, me, 500) for me in range(2)])
+    run_threads(threaded["barrier"], [(arrived, slots, errors, me, 50) for me in range(2)])
     assert errors[0] == 0
-    assert slots.tolist() == [500, 500]
-    assert arrived[0] == 500 * 4
+    assert slots.tolist() == [50, 50]
+    assert arrived[0] == 50 * 4

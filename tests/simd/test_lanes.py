@@ -128,8 +128,8 @@ def error_in_ulp(found: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def test_exp_is_within_eight_tenths_of_an_ulp_over_the_whole_range(everywhere: Everywhere) -> None:
     # From the numbers whose exponential rounds to 1 up to those that overflow, and down to those that vanish.
-    positive = np.arange(0x33000000, 0x42B17218, 9973, np.uint32)
-    negative = np.arange(0xB3000000, 0xC2CFF1B5, 9973, np.uint32)
+    positive = np.arange(0x33000000, 0x42B17218, 19997, np.uint32)
+    negative = np.arange(0xB3000000, 0xC2CFF1B5, 19997, np.uint32)
     x = np.concatenate([positive, negative]).view(np.float32)
     found = everywhere.lanewise(EXP[16], x)
     worst = error_in_ulp(found, x)

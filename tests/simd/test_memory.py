@@ -109,13 +109,18 @@ def test_tails_touch_only_their_lanes(everywhere: Everywhere, of: Scalar, n: int
     assert out.tobytes() == expected.tobytes()
 
 
-def test_masked_lanes_load_as_zero() -> None:
-    k = Kernel("zeros", x=ptr(f32), y=ptr(f32), n=i64)
-    x, y, n = k.args
-    k.store(y, k.load(x, 8, mask=k.first_lanes(n, 8)))
-    x_array = np.arange(1, 9, dtype=np.float32)
-    _, out = Everywhere([k.finish()]).run("zeros", lambda: [x_array, np.full(8, 9, np.float32), 3])
-    assert out.tolist() == [1, 2, 3, 0, 0, 0, 0, 0]
+def test_masks_with_holes() -> None:
+    k = Kernel("holes", x=ptr(f32), y=ptr(f32), z=ptr(f32))
+    x, y, z = k.args
+    mask = k.load(x, 8) > 0
+    k.store(y, k.load(x, 8, mask=mask))
+    k.store(z, k.load(x, 8), mask=mask)
+    signs = np.array([-1, 2, 3, -4, -5, 6, -7, -8], np.float32)
+    _, y_out, z_out = Everywhere([k.finish()]).run(
+        "holes", lambda: [signs, np.full(8, 9, np.float32), np.full(8, 9, np.float32)]
+    )
+    assert y_out.tolist() == [0, 2, 3, 0, 0, 6, 0, 0]
+    assert z_out.tolist() == [9, 2, 3, 9, 9, 6, 9, 9]
 
 
 @pytest.mark.skipif(not hasattr(mmap, "PROT_READ"), reason="protecting pages is different on this system")

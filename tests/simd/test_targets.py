@@ -313,10 +313,25 @@ def test_loops_that_fill_memory_do_not_become_library_calls() -> None:
     assert "memset" not in optimised_llvm([k.finish()], foreign_target("avx512"))
 
 
-def test_512_bit_code_is_made_for_cpus_whose_compilers_prefer_256(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpus_whose_compilers_prefer_256_bits_get_512_too() -> None:
     features = dict.fromkeys((*AVX512, "avx512vnni"), True)
-    skylake = replace(machine(), cpu="icelake-server", features=features)
-    assert "%zmm" in compile_to_assembly([multiply_then_add()], host_target(skylake))
+    target = host_target(replace(machine(), cpu="icelake-server", features=features))
+    assert "-prefer-256-bit" in target.features.split(",")
+    assert "%zmm" in compile_to_assembly([multiply_then_add()], target)
+
+
+def test_the_compiler_does_not_vectorise_loops() -> None:
+    k = Kernel("sum", x=ptr(i32), n=i64, out=ptr(i32))
+    x, n, out = k.args
+    total = k.var(k.const(i32, 0))
+    with k.loop(0, n) as i:
+        total.set(total.get() + k.load(x + i))
+    k.store(out, total.get())
+    for i in range(8):
+        k.store(x + i, k.load(x + 8 + i) + 1)
+    text = optimised_llvm([k.finish()], foreign_target("avx512"))
+    assert "add i32" in text
+    assert not re.search(r"<\d+ x i32>", text)
 
 
 def test_names_of_instruction_sets_are_unique_for_an_architecture() -> None:

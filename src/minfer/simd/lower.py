@@ -1,7 +1,7 @@
 """Lowers traced kernels to LLVM assembly for a target.
 
 No fast-math flags and no `llvm.fmuladd`: LLVM may then neither reorder nor contract float arithmetic. Addresses are
-`getelementptr` on pointers, never integers. Loops carry metadata against unrolling.
+`getelementptr` on pointers, never integers.
 """
 
 from __future__ import annotations
@@ -74,7 +74,6 @@ def lower_module(kernels: Iterable[KernelIR], target: Target) -> LoweredModule:
     lines: list[str] = []
     origins: list[tuple[str, Location | None]] = []
     declarations: dict[str, str] = {}
-    n_loops = 0
     names: dict[str, KernelIR] = {}
     for kernel in everything:
         if kernel.name in names:
@@ -83,26 +82,24 @@ def lower_module(kernels: Iterable[KernelIR], target: Target) -> LoweredModule:
                 f"the module has another of that name, from {other}", kernel=kernel.name, location=kernel.location
             )
         names[kernel.name] = kernel
-        function = FunctionLowering(kernel, target, n_loops)
+        function = FunctionLowering(kernel, target)
         for text, location in function.lower():
             lines.append(text)
             origins.append((kernel.name, location))
-        n_loops = function.n_loops
         declarations |= function.writer.declarations
     lines += declarations.values()
-    lines += ['attributes #0 = { nounwind "no-builtins" }', "!0 = !{i32 1}", '!1 = !{!"llvm.loop.unroll.disable"}']
-    lines += [f"!{number} = distinct !{{!{number}, !1}}" for number in range(2, 2 + n_loops)]
+    # Without builtins, loops that fill or copy do not become calls of the C library. !0 is what !nontemporal refers to.
+    lines += ['attributes #0 = { nounwind "no-builtins" }', "!0 = !{i32 1}"]
     return LoweredModule("\n".join(lines) + "\n", tuple(everything), tuple(origins))
 
 
 class FunctionLowering:
     """One kernel on its way to text."""
 
-    def __init__(self, kernel: KernelIR, target: Target, n_loops: int) -> None:
+    def __init__(self, kernel: KernelIR, target: Target) -> None:
         self.kernel = kernel
         self.target = target
         self.writer = Writer()
-        self.n_loops = n_loops
         self._memory = MemoryLowering(self.writer, target)
         self._registers: dict[int, Ref] = {
             each.register.number: Ref(f"%a{number}", llvm_element(each.type), 0)
@@ -227,7 +224,7 @@ class FunctionLowering:
         if not _returns(loop.body):
             after = writer.binary("add", index, step)
             writer.line(f"  store {after.typed}, ptr %index{number}")
-            self._back_to(f"head{number}")
+            writer.line(f"  br label %head{number}")
         writer.line(f"end{number}:")
 
     def _while(self, loop: While) -> None:
@@ -242,12 +239,8 @@ class FunctionLowering:
         self._block(loop.body)
         writer.location = loop.location
         if not _returns(loop.body):
-            self._back_to(f"head{number}")
+            writer.line(f"  br label %head{number}")
         writer.line(f"end{number}:")
-
-    def _back_to(self, label: str) -> None:
-        self.writer.line(f"  br label %{label}, !llvm.loop !{2 + self.n_loops}")
-        self.n_loops += 1
 
     def _if(self, branch: If) -> None:
         writer, number = self.writer, self.writer.fresh()

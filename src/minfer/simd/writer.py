@@ -131,7 +131,7 @@ class Writer:
         """Applies `make` to pieces of as many lanes as machine instructions take, and joins the results.
 
         `widths` lists the lanes that instructions exist for, widest first. Operands may have a multiple of the first
-        one's lanes. What is left over is padded with zeros to the narrowest width.
+        one's lanes. What is left over is filled up to the narrowest width; what comes of that is dropped.
         """
         n_lanes = operands[0].lanes
         results: list[Ref] = []
@@ -144,10 +144,7 @@ class Writer:
             for operand in operands:
                 ratio = operand.lanes // n_lanes
                 wanted = range(start * ratio, (start + width) * ratio)
-                # Index operand.lanes is the first lane of the second operand of the shuffle: a zero.
-                indices = [min(index, operand.lanes) for index in wanted]
-                zero = Ref("zeroinitializer", operand.element, operand.lanes)
-                pieces.append(self.shuffle(operand, zero, indices))
+                pieces.append(self.shuffle(operand, None, [min(lane, operand.lanes - 1) for lane in wanted]))
             results.append(make(pieces))
             start += width
         return self._joined(results, n_lanes)
