@@ -254,20 +254,21 @@ class _Factors:
     largest: Value
     alpha: Value
     beta: Value
-    sees: Value
+    total: Value
 
     @classmethod
     def between(cls, k: Kernel, before: Value, largest: Value, total: Value) -> _Factors:
         """Of M, m and l."""
         after = k.maximum(before, largest)
-        # NaN differs from 0: it gets through.
-        return cls(after, k.exp(before - after), k.exp(largest - after), total.ne(0.0))
+        return cls(after, k.exp(before - after), k.exp(largest - after), total)
 
     def repeated(self, k: Kernel, n: int) -> _Factors:
-        return _Factors(*(repeat(k, each, n) for each in (self.largest, self.alpha, self.beta, self.sees)))
+        return _Factors(*(repeat(k, each, n) for each in (self.largest, self.alpha, self.beta, self.total)))
 
     def fold(self, k: Kernel, state: Value, partial: Value) -> Value:
-        return k.select(self.sees, k.fma(state, self.alpha, partial * self.beta), state)
+        # Where nothing was seen, alpha is 1, and adding -0 changes no bit. NaN differs from 0: it gets through.
+        added = k.select(self.total.ne(0.0), partial * self.beta, -0.0)
+        return k.fma(state, self.alpha, added)
 
 
 def begin_fold(k: Kernel, shape: PageShape, state: Value) -> None:
