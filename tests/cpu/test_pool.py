@@ -4,8 +4,6 @@ other."""
 from __future__ import annotations
 
 import gc
-import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,13 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minfer.backends.cpu import os_threads
-from minfer.backends.cpu.convention import Entry, StepWord, argument_pointer, tape_kernel
+from minfer.backends.cpu.convention import Entry, StepWord, argument, argument_pointer, tape_kernel, thread_scratch
 from minfer.backends.cpu.kernels.walker import trace_begin, trace_work
-from minfer.backends.cpu.pool import SPIN_S, Pool
-from minfer.simd import KernelIR, NativeModule, compile_kernels, host_target, i64
+from minfer.backends.cpu.pool import Pool
+from minfer.simd import KernelIR, NativeModule, Ordering, compile_kernels, host_target, i64
 
 N_ENTRIES, N_CHUNKS = 20, 50
+N_SCRATCH_WORDS = 4096
+
+linux_only = pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="reads the state of threads, and their time on CPUs, from /proc"
+)
 
 
 def trace_count() -> KernelIR:
@@ -89,17 +91,157 @@ def test_a_forgotten_pool_ends_its_threads(module: NativeModule) -> None:
         assert not worker.is_alive()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the CPU time of threads from /proc")
-def test_nothing_is_burnt_once_a_step_is_long_over(module: NativeModule) -> None:
-    pool, _ = make_pool(module, 2)
-    (worker,) = pool._workers
-    stat = Path(f"/proc/self/task/{worker.native_id}/schedstat")
-    pool.run(0, N_ENTRIES)
-    # It may spin for a moment after the step; then its time on a CPU stands still.
-    time.sleep(max(0.05, 10 * SPIN_S))
-    before = int(stat.read_text().split()[0])
-    time.sleep(0.2)
-    assert int(stat.read_text().split()[0]) - before < 1_000_000
+def rests(thread_id: int) -> bool:
+    """Whether a thread waits in the kernel for a while without being woken once.
+
+    One that spins is running, or ready to run; one that looks every now and then has used time on a CPU.
+    """
+    task = Path(f"/proc/self/task/{thread_id}")
+    before = (task / "schedstat").read_text()
+    time.sleep(0.05)
+    state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+    return state == "S" and (task / "schedstat").read_text() == before
+
+
+@linux_only
+@pytest.mark.parametrize("n_threads", [2, 4])
+def test_workers_sleep_after_a_step_and_wake_for_the_next(module: NativeModule, n_threads: int) -> None:
+    pool, cells = make_pool(module, n_threads)
+    for _ in range(3):
+        cells[:] = 0
+        pool.run(0, N_ENTRIES)
+        assert (cells == np.arange(N_ENTRIES + 1)[:, None]).all()
+        for worker in pool._workers:
+            # On a busy machine it may take a while until a worker has had its turn to stop spinning.
+            assert any(rests(worker.native_id or 0) for _ in range(100))
+    pool.close()
+
+
+@linux_only
+def test_one_that_spins_does_not_rest() -> None:
+    """What the test above rests on."""
+    stop = threading.Event()
+
+    def spin() -> None:
+        while not stop.is_set():
+            pass
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        assert not any(rests(thread.native_id or 0) for _ in range(3))
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(("rows_per_chunk", "n_rows"), [(0, 5), (1, 5), (4, 5), (4, 8), (7, 5)])
+def test_an_entry_has_the_chunks_of_its_rows(module: NativeModule, rows_per_chunk: int, n_rows: int) -> None:
+    n_parts = 3
+    n_chunks = n_parts * (1 if rows_per_chunk == 0 else -(-n_rows // rows_per_chunk))
+    zeros, counts = np.zeros(40, np.int64), np.zeros(40, np.int64)
+    arguments = (zeros.ctypes.data, counts.ctypes.data)
+    pool = Pool(module, [Entry("count", arguments, StepWord.N_OUTPUTS, rows_per_chunk, n_parts)], 2, 64)
+    pool.step_block[StepWord.N_TOKENS], pool.step_block[StepWord.N_OUTPUTS] = 100, n_rows
+    pool.run(0, 1)
+    assert counts.tolist() == [1] * n_chunks + [0] * (40 - n_chunks)
+    pool.close()
+
+
+def test_an_entry_runs_for_its_numbers_of_rows_alone(module: NativeModule) -> None:
+    zeros, counts = np.zeros(1, np.int64), np.zeros((4, 1), np.int64)
+    ranges = [(1, 1), (2, 4), (5, 1 << 40), (1, 1 << 40)]
+    entries = [
+        Entry("count", (zeros.ctypes.data, row.ctypes.data), StepWord.N_TOKENS, 0, 1, min_rows=low, max_rows=high)
+        for row, (low, high) in zip(counts, ranges, strict=True)
+    ]
+    pool = Pool(module, entries, 3, 64)
+    for n_rows in (0, 1, 2, 4, 5, 1000):
+        counts[:] = 0
+        pool.step_block[StepWord.N_TOKENS] = n_rows
+        pool.run(0, 4)
+        assert counts[:, 0].tolist() == [int(low <= n_rows <= high) for low, high in ranges]
+    pool.close()
+
+
+def test_entries_without_a_barrier_all_end_before_the_step_does(module: NativeModule) -> None:
+    zeros, counts = np.zeros(N_CHUNKS, np.int64), np.zeros((N_ENTRIES, N_CHUNKS), np.int64)
+    entries = [
+        Entry("count", (zeros.ctypes.data, row.ctypes.data), StepWord.N_TOKENS, 0, N_CHUNKS, barrier=False)
+        for row in counts
+    ]
+    pool = Pool(module, entries, 3, 64)
+    pool.step_block[StepWord.N_TOKENS] = 1
+    for n_steps in range(1, 21):
+        pool.run(0, N_ENTRIES)
+        assert (counts == n_steps).all()
+    pool.close()
+
+
+def trace_dawdle() -> KernelIR:
+    """to[chunk] = source[0] + source[1] + 1; chunk 1 takes its time, once as many threads are here as are wanted."""
+    k, args, _, chunk = tape_kernel("dawdle")
+    source, to, here = (argument_pointer(k, args, i, i64) for i in range(3))
+    n_wanted = argument(k, args, 3)
+    k.atomic_add(here, 1, Ordering.SEQUENTIAL)
+    with k.while_(lambda: k.atomic_load(here, Ordering.ACQUIRE) < n_wanted):
+        k.pause()
+    with k.if_((n_wanted > 0) & chunk.eq(1)), k.loop(0, 50_000):
+        k.pause()
+    k.store(to + chunk, k.load(source) + k.load(source + 1) + 1)
+    return k.finish()
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_threads_wait_for_the_one_that_dawdles(barrier: bool) -> None:
+    """Both threads have a chunk of the first entry. The quick one must not begin the next entry before the other is
+    done, and whoever is quick, the step must not end."""
+    module = compile_kernels([trace_work(), trace_begin(), trace_dawdle()], host_target())
+    cells, here = np.zeros((3, 2), np.int64), np.zeros((2, 8), np.int64)
+    entries = [
+        Entry(
+            "dawdle",
+            (cells[i].ctypes.data, cells[i + 1].ctypes.data, here[i].ctypes.data, 2 if i == 0 else 0),
+            StepWord.N_TOKENS,
+            0,
+            2,
+            barrier=barrier,
+        )
+        for i in range(2)
+    ]
+    pool = Pool(module, entries, 2, 64)
+    pool.step_block[StepWord.N_TOKENS] = 1
+    for _ in range(20):
+        cells[:], here[:] = 0, 0
+        pool.run(0, 2 if barrier else 1)
+        assert cells[1].tolist() == [1, 1]
+        assert cells[2].tolist() == ([3, 3] if barrier else [0, 0])
+    pool.close()
+
+
+def trace_scratch() -> KernelIR:
+    """Writes the chunk's number all over the thread's scratch memory, then adds up what it holds."""
+    k, args, _, chunk = tape_kernel("scratch")
+    room = thread_scratch(k).cast(i64)
+    with k.loop(0, N_SCRATCH_WORDS) as i:
+        k.store(room + i, chunk)
+    total = k.var(k.const(i64, 0))
+    with k.loop(0, N_SCRATCH_WORDS) as i:
+        total.set(total.get() + k.load(room + i))
+    k.store(argument_pointer(k, args, 0, i64) + chunk, total.get())
+    return k.finish()
+
+
+def test_every_thread_has_scratch_memory_of_its_own() -> None:
+    n_chunks = 400
+    module = compile_kernels([trace_work(), trace_begin(), trace_scratch()], host_target())
+    totals = np.zeros(n_chunks, np.int64)
+    entry = Entry("scratch", (totals.ctypes.data,), StepWord.N_TOKENS, 0, n_chunks)
+    pool = Pool(module, [entry], 4, scratch_bytes=8 * N_SCRATCH_WORDS)
+    pool.step_block[StepWord.N_TOKENS] = 1
+    pool.run(0, 1)
+    assert (totals == N_SCRATCH_WORDS * np.arange(n_chunks)).all()
+    assert all(room.ctypes.data % 64 == 0 for room in pool._scratch)
     pool.close()
 
 
@@ -122,16 +264,3 @@ def test_two_pools_at_once(module: NativeModule) -> None:
     assert wrong == []
     for pool, _ in pools:
         pool.close()
-
-
-def test_usable_cores_respect_affinity_and_control_groups(tmp_path: Path) -> None:
-    assert 1 <= os_threads.n_usable_cores() <= (os.cpu_count() or 1)
-    assert os_threads._control_group_limit(tmp_path) is None
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("150000\n")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert os_threads._control_group_limit(tmp_path) == 1.5
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert os_threads._control_group_limit(tmp_path) is None
-    (tmp_path / "cpu.max").write_text("50000 100000\n")
-    assert os_threads._control_group_limit(tmp_path) == 0.5
