@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 import numpy as np
@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from minfer.backends.arena import aligned_zeros
 from minfer.backends.cpu.convention import N_STEP_WORDS, StepWord
-from minfer.simd import KernelIR, NativeModule, compile_kernels, host_target_names, target_named
+from minfer.simd import KernelIR, NativeModule, compile_kernels, host_target_names, interpret, target_named
 
 Array = NDArray[np.generic]
 TARGETS = host_target_names()
 """Every instruction set that runs here."""
+INTERPRETER = "interpreter"
+"""Instead of a target: runs the kernel without compiling it, with every access checked. For small shapes."""
 
 
 def aligned(array: Array) -> Array:
@@ -41,7 +43,7 @@ def run_kernel(
     target: str = TARGETS[0],
     scratch_bytes: int = 1 << 20,
 ) -> None:
-    """Runs some chunks of a kernel, in the order given."""
+    """Runs some chunks of a kernel, in the order given. An argument that is None is a null pointer."""
     words = [0 if a is None else a if isinstance(a, int) else a.ctypes.data for a in arguments]
     block = np.array([*words, 0], np.int64)
     step = np.zeros(N_STEP_WORDS, np.int64)
@@ -50,9 +52,61 @@ def run_kernel(
         step[word] = array.ctypes.data
     scratch = aligned_zeros(scratch_bytes)
     scratch[:] = 0xFF
+    if target == INTERPRETER:
+        arrays = [each for each in (*arguments, *(inputs or {}).values()) if isinstance(each, np.ndarray)]
+        for chunk in chunks:
+            interpret(kernel, block, step, chunk, scratch, buffers=arrays)
+        return
     call = compiled(kernel, target)[kernel.name].raw
     for chunk in chunks:
         call(block.ctypes.data, step.ctypes.data, chunk, scratch.ctypes.data)
+
+
+def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    """Normally distributed numbers, at an aligned address."""
+    return aligned(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+
+
+def near_halves(n_blocks: int) -> NDArray[np.float32]:
+    """Blocks [n_blocks, 32] whose every value lies at or next to the border between two integers, as 8 bits see it."""
+    rng = np.random.default_rng(3)
+    largest = rng.uniform(1, 9, (n_blocks, 1)) * 10.0 ** rng.integers(-6, 5, (n_blocks, 1))
+    borders = (rng.integers(0, 126, (n_blocks, 32)) + 0.5) * (largest / 127)
+    values = borders.astype(np.float32).view(np.int32) + rng.integers(-3, 4, (n_blocks, 32)).astype(np.int32)
+    x = values.view(np.float32) * rng.choice(np.float32([-1, 1]), (n_blocks, 32))
+    x[:, 0] = largest[:, 0]
+    return x
+
+
+def check_chunks_are_disjoint(
+    run: Callable[[Iterable[int], Sequence[Array]], None], outputs: Sequence[Array], n_chunks: int
+) -> None:
+    """Each chunk alone changes bytes that no other does, and together they make what one run of all makes.
+
+    `run(chunks, outputs)` runs some chunks on memory of the shape and contents of `outputs`; what is in it must not be
+    what a kernel writes, or the change is not seen.
+    """
+    whole = [aligned(each) for each in outputs]
+    run(range(n_chunks), whole)
+    merged = [aligned(each) for each in outputs]
+    taken = [np.zeros(each.nbytes, bool) for each in outputs]
+    for chunk in range(n_chunks):
+        alone = [aligned(each) for each in outputs]
+        run([chunk], alone)
+        n_changed = 0
+        for before, after, into, owned in zip(outputs, alone, merged, taken, strict=True):
+            changed = _bytes(before) != _bytes(after)
+            assert not (changed & owned).any(), f"chunk {chunk} writes what another has written"
+            owned |= changed
+            _bytes(into)[changed] = _bytes(after)[changed]
+            n_changed += int(changed.sum())
+        assert n_changed, f"chunk {chunk} writes nothing"
+    for got, want in zip(merged, whole, strict=True):
+        assert same_bits(got, want)
+
+
+def _bytes(array: Array) -> NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)
 
 
 def same_bits(a: Array, b: Array) -> bool:
