@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from cpu_runner import (
     INTERPRETER,
     TARGETS,
+    Array,
     aligned,
     check_chunks_are_disjoint,
     check_close,
@@ -132,9 +134,9 @@ def test_chunks_write_their_own_rows() -> None:
     outputs = [np.full((n + 4, width), 7.0, np.float32), np.full((n + 4, width), 7.0, np.float32)]
     records = np.full((n + 4, QuantisedRow(width).stride_bytes), 0xA5, np.uint8)
 
-    def run(chunks: object, given: object) -> None:
-        total, y, record = given  # type: ignore[misc]
-        run_kernel(kernel, [a, b, weight, total, y, record], chunks, n_tokens=n)  # type: ignore[arg-type]
+    def run(chunks: Iterable[int], given: Sequence[Array]) -> None:
+        total, y, _ = given
+        run_kernel(kernel, [a, b, weight, *given], chunks, n_tokens=n)
         assert (total[n:] == 7.0).all()
         assert (y[n:] == 7.0).all()
 
