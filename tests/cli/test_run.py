@@ -22,7 +22,9 @@ def test_a_chat_answer(cli, tiny: Path) -> None:
     with minfer.load(tiny) as model:
         messages = [{"role": "user", "content": "hello"}]
         want = model.generate(messages, max_tokens=8, temperature=0, ignore_eos=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    # Kernels are compiled the first time, which is told if it takes more than a second.
+    assert all(line.endswith(" ...") for line in done.stderr.splitlines())
     assert done.stdout == want.text.removesuffix("\n") + "\n"
 
 

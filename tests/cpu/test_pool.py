@@ -14,6 +14,7 @@ import pytest
 from minfer.backends.cpu.convention import Entry, StepWord, argument, argument_pointer, tape_kernel, thread_scratch
 from minfer.backends.cpu.kernels.walker import trace_begin, trace_work
 from minfer.backends.cpu.pool import Pool
+from minfer.errors import ParameterError
 from minfer.simd import KernelIR, NativeModule, Ordering, compile_kernels, host_target, i64
 
 N_ENTRIES, N_CHUNKS = 20, 50
@@ -264,3 +265,10 @@ def test_two_pools_at_once(module: NativeModule) -> None:
     assert wrong == []
     for pool, _ in pools:
         pool.close()
+
+
+def test_a_closed_pool_refuses_to_run(module: NativeModule) -> None:
+    pool, _ = make_pool(module, 2)
+    pool.close()
+    with pytest.raises(ParameterError, match="closed"):
+        pool.run(0, 1)

@@ -241,8 +241,11 @@ def test_progress_is_told_while_the_prompt_is_read(model: minfer.Model) -> None:
 
 def test_a_closed_model_says_so(tiny_dir) -> None:
     model = minfer.load(tiny_dir / "llama-gqa.gguf")
+    session = model.session()
     model.close()
     model.close()
+    with pytest.raises(ParameterError, match="the model is closed"):
+        session.extend([1])
     with pytest.raises(ParameterError, match="the model is closed"):
         model.generate(PROMPT)
     with pytest.raises(ParameterError, match="the model is closed"):

@@ -74,6 +74,7 @@ class Runtime:
         self._bounds = bounds
         self._observers = tuple(observers)
         self._lock = threading.Lock()
+        self._closed = False
 
     @property
     def max_tokens_per_step(self) -> int:
@@ -92,17 +93,20 @@ class Runtime:
 
         Raises:
             ContextError: a position >= n_ctx.
-            ParameterError: a token that is not in the vocabulary.
+            ParameterError: a token that is not in the vocabulary; or the model is closed.
         """
         for part in parts:
             check_tokens(part.tokens, self.hparams.n_vocab)
         inputs = make_inputs(parts)
         inputs.check(n_vocab=self.hparams.n_vocab, n_ctx=self.n_ctx, bounds=self._bounds)
         with self._lock:
+            if self._closed:
+                raise ParameterError("the model is closed")
             return self._plan.step(inputs, self._observers)
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             self._plan.close()
             for observer in self._observers:
                 observer.close()

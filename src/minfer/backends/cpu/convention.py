@@ -6,8 +6,9 @@ Every kernel is called as `kernel(args, step, chunk, scratch)`:
 - `step` points to the step block, the words of `StepWord`, which the host fills before every step.
 - `scratch` is memory of the calling thread, 64-byte aligned, at least as large as the largest `Entry.scratch_bytes`;
   its contents are nobody's between two calls.
-- `chunk` counts from 0 to the number of chunks of this step. `tile = chunk // n_parts` says which rows (tokens, or
-  output rows) and `part = chunk % n_parts` which share of the columns, heads or panels.
+- `chunk` counts from 0 to the number of chunks of this step: `n_tiles * n_parts`, where a tile is some rows (tokens,
+  or output rows) and a part a share of the columns, heads or panels. A kernel decides which of the two changes
+  faster from chunk to chunk.
 
 Chunks of one entry write disjoint outputs, so it does not matter which thread runs which. Between two entries all
 threads meet (unless the first says `barrier=False`), so an entry may read whatever an earlier one wrote.

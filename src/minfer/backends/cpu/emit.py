@@ -7,7 +7,7 @@ overwritten by the next row of that width, when the matmuls of the last have run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,17 @@ from minfer.backends.arena import Arena
 from minfer.backends.base import CompileRequest
 from minfer.backends.cpu.activations import QuantisedRow
 from minfer.backends.cpu.convention import StepWord
-from minfer.backends.cpu.kernels import attention, elementwise, kv_store, matmul, matmul_float, quantise, rms_norm, rope
+from minfer.backends.cpu.kernels import (
+    attention,
+    elementwise,
+    kv_store,
+    matmul,
+    matmul_float,
+    quantise,
+    rms_norm,
+    rope,
+    rope_store,
+)
 from minfer.backends.cpu.kernels.elementwise import Elementwise, trace_elementwise
 from minfer.backends.cpu.kernels.matmul_float import FLOAT_TYPES, FloatShape
 from minfer.backends.cpu.kernels.select_rows import trace_select_rows
@@ -56,7 +66,13 @@ class Emitter:
     """Emits the tape of one program."""
 
     def __init__(
-        self, request: CompileRequest, arena: Arena, regions: Mapping[ValueId, NDArray[np.uint8]], n_threads: int
+        self,
+        request: CompileRequest,
+        arena: Arena,
+        regions: Mapping[ValueId, NDArray[np.uint8]],
+        *,
+        n_threads: int,
+        vector_bytes: int,
     ) -> None:
         self.tape = Tape()
         self._request = request
@@ -64,6 +80,7 @@ class Emitter:
         self._arena = arena
         self._regions = regions
         self._n_threads = n_threads
+        self._vector_bytes = vector_bytes
         self._weights: Weights = {}
         self._max_rows = request.bounds[Symbol.N_TOKENS]
         self._records: dict[int, NDArray[np.uint8]] = {}
@@ -86,17 +103,32 @@ class Emitter:
     def emit_segment(self, segment: range, weights: Weights) -> list[Unit]:
         """The units of a segment, in order."""
         self._weights = weights
-        units = []
+        units: list[Unit] = []
         for index in segment:
-            node = self._graph.nodes[index]
+            if units and index in units[-1].nodes:
+                continue
+            nodes = self._graph.nodes[index : min(index + 3, segment.stop)]
             first = len(self.tape.entries)
-            prepare = self._emit(node)
-            for value_id in node.outputs:
-                self._forget(value_id)
-            if isinstance(node.op, (ops.RMSNorm, ops.AddRMSNorm)):
-                self._remember(node)
-            units.append(Unit(range(index, index + 1), range(first, len(self.tape.entries)), prepare))
+            if self._is_rope_store(nodes):
+                prepare = self._rope_store(*nodes)
+            else:
+                nodes = nodes[:1]
+                prepare = self._emit(nodes[0])
+            for node in nodes:
+                for value_id in node.outputs:
+                    self._forget(value_id)
+                if isinstance(node.op, (ops.RMSNorm, ops.AddRMSNorm)):
+                    self._remember(node)
+            units.append(Unit(range(index, index + len(nodes)), range(first, len(self.tape.entries)), prepare))
         return units
+
+    def _is_rope_store(self, nodes: Sequence[Node]) -> bool:
+        """Whether the nodes turn queries and keys by one table, in place, and store those keys: then no chunk reads
+        what another writes, and one entry does."""
+        if [type(node.op) for node in nodes] != [ops.Rope, ops.Rope, ops.KVStore]:
+            return False
+        in_place = all(self._graph.storage(n.inputs[0]) == self._graph.storage(n.outputs[0]) for n in nodes[:2])
+        return in_place and nodes[0].op == nodes[1].op and nodes[2].inputs[0] == nodes[1].outputs[0]
 
     def _emit(self, node: Node) -> Prepare | None:
         match node.op:
@@ -275,6 +307,18 @@ class Emitter:
             )
 
     def _rope(self, node: Node, op: ops.Rope) -> Prepare | None:
+        prepare, tables = self._rope_tables(op)
+        shape = self._rope_shape(node, op)
+        arguments = (self._address(node.inputs[0]), self._address(node.outputs[0]), *tables)
+        self.tape.add(self.tape.kernel(rope.trace_rope, shape), arguments, rows=StepWord.N_TOKENS, rows_per_chunk=1)
+        return prepare
+
+    def _rope_shape(self, node: Node, op: ops.Rope) -> rope.RopeShape:
+        _, n_heads, head_dim = self._spec(node.inputs[0]).shape
+        return rope.RopeShape(op.style, int(n_heads), int(head_dim), op.n_rot)
+
+    def _rope_tables(self, op: ops.Rope) -> tuple[Prepare | None, tuple[int, int]]:
+        """What fills the tables of cos and sin, where no node before does, and their addresses."""
         key = (op.frequencies, op.magnitude)
         prepare: Prepare | None = None
         if key not in self._tables:
@@ -287,21 +331,43 @@ class Emitter:
 
             prepare = fill
         cos, sin = self._tables[key]
-        _, n_heads, head_dim = self._spec(node.inputs[0]).shape
-        shape = rope.RopeShape(op.style, int(n_heads), int(head_dim), op.n_rot)
-        arguments = (self._address(node.inputs[0]), self._address(node.outputs[0]), cos.ctypes.data, sin.ctypes.data)
-        self.tape.add(self.tape.kernel(rope.trace_rope, shape), arguments, rows=StepWord.N_TOKENS, rows_per_chunk=1)
+        return prepare, (cos.ctypes.data, sin.ctypes.data)
+
+    def _rope_store(self, of_q: Node, of_k: Node, store: Node) -> Prepare | None:
+        op = of_q.op
+        assert isinstance(op, ops.Rope)
+        prepare, tables = self._rope_tables(op)
+        shapes = (self._rope_shape(of_q, op), self._rope_shape(of_k, op), self._store_shape(store))
+        _, v, _, *regions = store.inputs
+        arguments = (
+            *(self._address(i) for node in (of_q, of_k) for i in (node.inputs[0], node.outputs[0])),
+            self._address(v),
+            *tables,
+            *(self._regions[i].ctypes.data for i in regions),
+        )
+        self.tape.add(
+            self.tape.kernel(rope_store.trace_rope_store, *shapes),
+            arguments,
+            rows=StepWord.N_TOKENS,
+            rows_per_chunk=rope_store.ROWS_PER_CHUNK,
+        )
         return prepare
 
     def _kv_store(self, node: Node) -> None:
+        k, v, _, *regions = node.inputs
+        arguments = (self._address(k), self._address(v), *(self._regions[i].ctypes.data for i in regions))
+        self.tape.add(
+            self.tape.kernel(kv_store.trace_kv_store, self._store_shape(node)),
+            arguments,
+            rows=StepWord.N_TOKENS,
+            rows_per_chunk=1,
+        )
+
+    def _store_shape(self, node: Node) -> kv_store.StoreShape:
         k, v, _, k_region, v_region = node.inputs
         _, n_kv_heads, head_dim = self._spec(k).shape
         types = (self._spec(k_region).ggml_type, self._spec(v_region).ggml_type)
-        shape = kv_store.StoreShape(int(n_kv_heads), int(head_dim), _width(self._spec(v)), *types)
-        arguments = (self._address(k), self._address(v), *(self._regions[i].ctypes.data for i in (k_region, v_region)))
-        self.tape.add(
-            self.tape.kernel(kv_store.trace_kv_store, shape), arguments, rows=StepWord.N_TOKENS, rows_per_chunk=1
-        )
+        return kv_store.StoreShape(int(n_kv_heads), int(head_dim), _width(self._spec(v)), *types)
 
     def _attention(self, node: Node, op: ops.Attention) -> None:
         q, k_region, v_region, _, _ = node.inputs
@@ -317,6 +383,7 @@ class Emitter:
             scale=op.scale,
             window=op.window,
             max_pages=self._request.bounds[Symbol.N_PAGES],
+            vector_bytes=self._vector_bytes,
         )
         if self._partials is None or self._partials.nbytes < shape.partials_bytes:
             self._partials = self.tape.buffer(shape.partials_bytes)

@@ -20,6 +20,7 @@ from minfer.backends.cpu.kernels.walker import (
     SharedWord,
 )
 from minfer.backends.cpu.os_threads import yield_address
+from minfer.errors import ParameterError
 from minfer.simd import NativeKernel, NativeModule
 
 SPIN_S = 0.002
@@ -34,6 +35,7 @@ class Pool:
         self.step_block = aligned_zeros(N_STEP_WORDS * 8).view(np.int64)
         self._module = module
         self._n_threads = n_threads
+        self._closed = False
         self._shared = aligned_zeros(N_SHARED_WORDS * 8).view(np.int64)
         self._counters = aligned_zeros(max(1, len(entries)) * COUNTER_STRIDE * 8).view(np.int64)
         self._arguments = [np.array([*entry.arguments, 0], np.int64) for entry in entries]
@@ -52,7 +54,13 @@ class Pool:
         self._addresses = (self._shared.ctypes.data, self._scratch[0].ctypes.data)
 
     def run(self, first: int, stop: int) -> None:
-        """Walks the entries from `first` to before `stop` once, with the step block as it is."""
+        """Walks the entries from `first` to before `stop` once, with the step block as it is.
+
+        Raises:
+            ParameterError: the pool is closed.
+        """
+        if self._closed:
+            raise ParameterError("the threads have ended: the model is closed")
         self._counters[:] = 0
         self._shared[SharedWord.TAPE * LINE_WORDS] = self._tape.ctypes.data + first * ENTRY_WORDS * 8
         self._shared[SharedWord.N_ENTRIES * LINE_WORDS] = stop - first
@@ -65,6 +73,7 @@ class Pool:
 
     def close(self) -> None:
         """Ends the threads."""
+        self._closed = True
         if self._workers:
             with self._condition:
                 self._shared[SharedWord.STOP * LINE_WORDS] = 1

@@ -43,7 +43,7 @@ class CpuProgram:
         self._poison = request.poison
         self._arena = Arena(request.graph, backend_name)
         self._regions = self._make_regions(request)
-        emitter = Emitter(request, self._arena, self._regions, n_threads)
+        emitter = Emitter(request, self._arena, self._regions, n_threads=n_threads, vector_bytes=target.vector_bytes)
         weights = pack_weights(emitter.weight_jobs(), request.weights, n_threads, request.progress)
         self._units = [emitter.emit_segment(segment, weights) for segment in request.segments]
         self._tape = emitter.tape
