@@ -250,3 +250,13 @@ def test_a_closed_model_says_so(tiny_dir) -> None:
         model.generate(PROMPT)
     with pytest.raises(ParameterError, match="the model is closed"):
         model.logits([1])
+
+
+def test_deltas_are_the_pieces_with_their_tokens(model: minfer.Model) -> None:
+    options = {"max_tokens": 60, "seed": 5, "temperature": 2.0, "ignore_eos": True}
+    stream = model.stream(PROMPT, **options)
+    deltas = list(stream.deltas())
+    assert [delta.text for delta in deltas if delta.text] == list(model.stream(PROMPT, **options))
+    assert [token for delta in deltas for token in delta.tokens] == list(stream.result.tokens)
+    assert any(len(delta.tokens) > 1 for delta in deltas)
+    assert all(deltas)

@@ -1,42 +1,16 @@
-"""The decode loop: prefill, sample, stop or go on."""
+"""The decode loop of one answer: prefill, sample, stop or go on."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.engine.results import Generation, Stats, StopCause
-from minfer.engine.runtime import Runtime
+from minfer.engine.answer import Answer, Delta
+from minfer.engine.results import Generation, StopCause
 from minfer.engine.session import ProgressCallback, Session
-from minfer.engine.stops import StopMatcher
-from minfer.errors import ParameterError
-from minfer.sampling import Sampler, SamplingParams
-from minfer.text import Tokenizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerationRequest:
-    """What to generate.
-
-    Raises:
-        ParameterError: a value out of its range.
-    """
-
-    prompt_tokens: tuple[int, ...]
-    sampling: SamplingParams
-    max_tokens: int
-    stop: tuple[str, ...]
-    ignore_eos: bool
-    continues_text: bool
-    """whether the answer goes on with the prompt's text, and so may begin with a space of its own"""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1:
-            raise ParameterError(f"max_tokens must be an integer of at least 1, not {self.max_tokens!r}")
 
 
 class TextStream(Iterator[str]):
@@ -48,92 +22,86 @@ class TextStream(Iterator[str]):
 
     def __init__(
         self,
-        runtime: Runtime,
-        tokenizer: Tokenizer,
-        request: GenerationRequest,
+        answer: Answer,
+        open_session: Callable[[], Session],
+        *,
+        on_end: Callable[[Session], None] = Session.close,
+        make_room: Callable[[Session], int] | None = None,
         progress: ProgressCallback | None = None,
     ) -> None:
-        self._runtime = runtime
-        self._tokenizer = tokenizer
-        self._request = request
+        """
+        Args:
+            answer: a new one.
+            open_session: called when the first piece is asked for. The session holds a beginning of the prompt's
+                tokens, and not all of them.
+            on_end: called once with the session when the answer has ended, however it did.
+            make_room: drops tokens from a full session and says how many; 0 ends the answer.
+            progress: called with (tokens read, tokens in all) while the prompt is read.
+        """
+        self._answer = answer
+        self._open_session = open_session
+        self._on_end = on_end
+        self._make_room = make_room
         self._progress = progress
-        self._sampler = Sampler(request.sampling, runtime.hparams.n_vocab)
-        self._matcher = StopMatcher(request.stop)
-        self._tokens: list[int] = []
-        self._pieces: list[str] = []
-        self._n_prefill = self._n_decode = 0
-        self._prefill_s = self._decode_s = 0.0
-        self._cause: StopCause | None = None
-        self._session = Session(runtime)
-        self._session.check_room(len(request.prompt_tokens))
         self._generator = self._run()
 
     def __next__(self) -> str:
-        return next(self._generator)
+        while not (text := next(self._generator).text):
+            pass
+        return text
+
+    def deltas(self) -> Iterator[Delta]:
+        """The rest of the answer as pieces of text with the tokens that they come from; none is without both."""
+        return self._generator
 
     def close(self) -> None:
         """Ends the generation and frees its pages."""
         self._generator.close()
-        self._end(StopCause.CANCELLED)
+        self._answer.end(StopCause.CANCELLED)
 
     @property
     def result(self) -> Generation:
         """The answer so far; the whole one once the stream has ended."""
-        cause = self._cause or StopCause.CANCELLED
-        stats = Stats(self._n_prefill, self._prefill_s, self._n_decode, self._decode_s, self._sampler.seed)
-        return Generation("".join(self._pieces), tuple(self._tokens), cause.finish_reason, cause, stats)
+        return self._answer.result
 
-    def _run(self) -> Generator[str, None, None]:
+    def _run(self) -> Generator[Delta, None, None]:
+        session = self._open_session()
         try:
-            yield from self._decode()
+            logits = self._prefill(session)
+            while True:
+                delta = self._answer.push(logits)
+                if delta:
+                    yield delta
+                if self._answer.is_done:
+                    break
+                if session.is_full and not self._dropped(session):
+                    delta = self._answer.end(StopCause.CONTEXT_END)
+                    if delta:
+                        yield delta
+                    break
+                logits = self._decode(session)
         finally:
-            self._end(StopCause.CANCELLED)
+            self._answer.end(StopCause.CANCELLED)
+            self._on_end(session)
 
-    def _decode(self) -> Iterator[str]:
-        decoder = self._tokenizer.stream_decoder(special=False, at_start=not self._request.continues_text)
-        logits = self._prefill()
-        while True:
-            token = self._sampler.sample(logits, [*self._request.prompt_tokens, *self._tokens])
-            if token in self._tokenizer.eog_ids and not self._request.ignore_eos:
-                self._cause = StopCause.END_OF_GENERATION
-                break
-            self._tokens.append(token)
-            yield from self._show(self._matcher.push(decoder.push(token)))
-            if self._stopped():
-                break
-            logits = self._step(token)
-        if self._cause is not StopCause.STOP_STRING:
-            # What was held back may itself complete a stop string.
-            yield from self._show(self._matcher.push(decoder.finish()) + self._matcher.finish())
-
-    def _prefill(self) -> NDArray[np.float32]:
+    def _prefill(self, session: Session) -> NDArray[np.float32]:
+        prompt, work = self._answer.request.prompt_tokens, self._answer.work
+        work.n_cached_tokens = session.n_tokens
         start_s = time.perf_counter()
-        logits = self._session.extend(self._request.prompt_tokens, progress=self._progress)
-        self._prefill_s = time.perf_counter() - start_s
-        self._n_prefill = len(self._request.prompt_tokens)
+        logits = session.extend(prompt[session.n_tokens :], progress=self._progress)
+        work.prefill_s = time.perf_counter() - start_s
+        work.n_prefill_tokens = len(prompt) - work.n_cached_tokens
         return logits
 
-    def _step(self, token: int) -> NDArray[np.float32]:
+    def _decode(self, session: Session) -> NDArray[np.float32]:
+        work = self._answer.work
         start_s = time.perf_counter()
-        logits = self._session.extend([token])
-        self._decode_s += time.perf_counter() - start_s
-        self._n_decode += 1
+        logits = session.extend([self._answer.next_token])
+        work.decode_s += time.perf_counter() - start_s
+        work.n_decode_tokens += 1
         return logits
 
-    def _stopped(self) -> bool:
-        if self._matcher.matched is not None:
-            self._cause = StopCause.STOP_STRING
-        elif len(self._tokens) >= self._request.max_tokens:
-            self._cause = StopCause.MAX_TOKENS
-        elif self._session.is_full:
-            self._cause = StopCause.CONTEXT_END
-        return self._cause is not None
-
-    def _show(self, piece: str) -> Iterator[str]:
-        if piece:
-            self._pieces.append(piece)
-            yield piece
-
-    def _end(self, cause: StopCause) -> None:
-        self._cause = self._cause or cause
-        self._session.close()
+    def _dropped(self, session: Session) -> int:
+        n_dropped = self._make_room(session) if self._make_room is not None else 0
+        self._answer.work.n_dropped_tokens += n_dropped
+        return n_dropped

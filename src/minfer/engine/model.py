@@ -9,7 +9,8 @@ from typing import Self, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.engine.generation import GenerationRequest, TextStream
+from minfer.engine.answer import Answer, GenerationRequest
+from minfer.engine.generation import TextStream
 from minfer.engine.prompts import Prompt, encode_prompt, is_chat
 from minfer.engine.results import Generation
 from minfer.engine.runtime import Runtime
@@ -17,7 +18,7 @@ from minfer.engine.session import ProgressCallback, Session
 from minfer.errors import ParameterError
 from minfer.gguf import GGUFFile
 from minfer.models import HParams
-from minfer.sampling import SamplingParams
+from minfer.sampling import Sampler, SamplingParams
 from minfer.text import Tokenizer
 
 DEFAULT_MAX_TOKENS = 512
@@ -148,7 +149,9 @@ class Model:
             ignore_eos=options.get("ignore_eos", False),
             continues_text=not is_chat(prompt),
         )
-        return TextStream(self._runtime, self._tokenizer, request, options.get("progress"))
+        Session(self._runtime).check_room(len(request.prompt_tokens))
+        answer = Answer(self._tokenizer, Sampler(request.sampling, self.n_vocab), request)
+        return TextStream(answer, self.session, progress=options.get("progress"))
 
     def close(self) -> None:
         """Gives memory and the file back. The model can't be used afterwards."""

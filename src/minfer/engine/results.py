@@ -37,16 +37,43 @@ class StopCause(StrEnum):
                 return FinishReason.CANCELLED
 
 
+@dataclass
+class Work:
+    """What has been done for an answer, counted by whoever runs the model. `Stats` says what is what."""
+
+    n_prefill_tokens: int = 0
+    prefill_s: float = 0.0
+    n_decode_tokens: int = 0
+    decode_s: float = 0.0
+    n_cached_tokens: int = 0
+    n_dropped_tokens: int = 0
+
+
 @dataclass(frozen=True)
 class Stats:
     """Counts and seconds. Prefill is the prompt; decode is every token that was generated after the first."""
 
     n_prefill_tokens: int
+    """prompt tokens that were computed"""
     prefill_s: float
     n_decode_tokens: int
     decode_s: float
     seed: int
     """the seed that was used; with the same parameters it gives the same tokens again"""
+    n_cached_tokens: int = 0
+    """prompt tokens that did not have to be computed, since the cache held them"""
+    n_dropped_tokens: int = 0
+    """tokens that were dropped from the context to make room"""
+
+    @classmethod
+    def of(cls, work: Work, seed: int) -> Stats:
+        """The statistics of finished work."""
+        return cls(seed=seed, **vars(work))
+
+    @property
+    def n_prompt_tokens(self) -> int:
+        """Tokens of the prompt, computed or cached."""
+        return self.n_prefill_tokens + self.n_cached_tokens
 
     @property
     def prefill_tokens_per_s(self) -> float:

@@ -23,6 +23,11 @@ class StreamDecoder:
         self._has_prefix = has_prefix
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether bytes are held back that begin a character."""
+        return bool(self._decoder.getstate()[0])
+
     def push(self, token_id: int) -> str:
         """The text that this token completes; often empty."""
         data = self._token_bytes(token_id)
