@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.backends import Backend, CompileRequest, Program, WeightSource
+from minfer.engine.page_store import KVLayer, KVRegion
 from minfer.errors import GraphError
-from minfer.graph import Bounds, Graph, StepInputs, Value, ValueKind
+from minfer.graph import Bounds, Graph, StepInputs, Value, ValueId, ValueKind
+from minfer.graph.ops import Copy, KVStore, Rope
 from minfer.hub import Progress
 from minfer.passes import Segment, segments
 from minfer.trace import Observer
@@ -64,6 +66,26 @@ class ExecutionPlan:
         logits = self._graph.outputs["logits"]
         result: NDArray[np.float32] = self._programs[self._home[logits]].read(logits, inputs).copy()
         return result
+
+    def kv_layers(self) -> tuple[KVLayer, ...]:
+        """The KV regions, layer by layer, as writable views of the backends' memory."""
+        makers = {value_id: node for node in self._graph.nodes for value_id in node.outputs}
+        layers = []
+        for node in self._graph.nodes:
+            if isinstance(node.op, KVStore):
+                maker = makers[node.inputs[0]]
+                while isinstance(maker.op, Copy):
+                    maker = makers[maker.inputs[0]]
+                rope = maker.op if isinstance(maker.op, Rope) else None
+                k, v = (self._kv_region(value_id) for value_id in node.inputs[3:])
+                layers.append(KVLayer(node.name, k, v, rope))
+        return tuple(layers)
+
+    def _kv_region(self, value_id: ValueId) -> KVRegion:
+        value = self._graph.value(value_id)
+        _, n_kv_heads, width = value.spec.shape
+        rows = self.region(value.name)
+        return KVRegion(rows.reshape(rows.shape[0], int(n_kv_heads), -1), int(width), value.spec.ggml_type)
 
     def region(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a KV region by name, a writable view: (n_cells, bytes of a cell)."""

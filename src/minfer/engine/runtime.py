@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.engine.kv_cache import KVSequence, PagePool, cells_of, pages_for
+from minfer.engine.page_store import PageStore
 from minfer.engine.plan import ExecutionPlan
 from minfer.errors import ParameterError
 from minfer.graph import PAGE_SIZE, Bounds, StepInputs, Symbol
@@ -70,10 +70,12 @@ class Runtime:
         self.hparams = hparams
         self.n_ctx = n_ctx
         self.pool = PagePool(bounds[Symbol.N_CELLS] // PAGE_SIZE)
+        self.store = PageStore(plan.kv_layers())
+        self.lock = self.pool.lock
+        """held while a step runs, and by whoever counts, copies or moves what is in the pages"""
         self._plan = plan
         self._bounds = bounds
         self._observers = tuple(observers)
-        self._lock = threading.Lock()
         self._closed = False
 
     @property
@@ -84,9 +86,14 @@ class Runtime:
     def max_outputs_per_step(self) -> int:
         return self._bounds[Symbol.N_OUTPUTS]
 
+    @property
+    def max_pages_per_step(self) -> int:
+        """Page references: a page that is shared counts once for each sequence."""
+        return self._bounds[Symbol.N_PAGES]
+
     def sequence(self) -> KVSequence:
         """A new, empty sequence."""
-        return KVSequence(self.pool, self.n_ctx)
+        return KVSequence(self.pool, self.store, self.n_ctx)
 
     def step(self, parts: Sequence[StepPart]) -> NDArray[np.float32]:
         """Runs one step over the parts: logits f32 [n_outputs, n_vocab], in the order of the parts.
@@ -99,14 +106,15 @@ class Runtime:
             check_tokens(part.tokens, self.hparams.n_vocab)
         inputs = make_inputs(parts)
         inputs.check(n_vocab=self.hparams.n_vocab, n_ctx=self.n_ctx, bounds=self._bounds)
-        with self._lock:
+        with self.lock:
             if self._closed:
                 raise ParameterError("the model is closed")
             return self._plan.step(inputs, self._observers)
 
     def close(self) -> None:
-        with self._lock:
+        with self.lock:
             self._closed = True
+            self.store.close()
             self._plan.close()
             for observer in self._observers:
                 observer.close()

@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from minfer.engine.kv_cache import KVSequence
 from minfer.engine.runtime import Runtime, StepPart, check_tokens
 from minfer.errors import ContextError, ParameterError
 
@@ -19,19 +20,19 @@ ProgressCallback = Callable[[int, int], None]
 class Session:
     """A sequence in the KV cache. A context manager: leaving it frees the pages."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, sequence: KVSequence | None = None) -> None:
         self._runtime = runtime
-        self._sequence = runtime.sequence()
-        self._tokens: list[int] = []
+        self._sequence = runtime.sequence() if sequence is None else sequence
+        self._closed = False
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """The tokens whose keys and values are in the cache."""
-        return tuple(self._tokens)
+        return self._sequence.tokens
 
     @property
     def n_tokens(self) -> int:
-        return len(self._tokens)
+        return self._sequence.n_tokens
 
     @property
     def is_full(self) -> bool:
@@ -44,7 +45,7 @@ class Session:
         """Adds tokens, in chunks, and returns the logits f32 [n_vocab] after the last one.
 
         Raises:
-            ParameterError: no tokens, or one that is not in the vocabulary.
+            ParameterError: no tokens, or one that is not in the vocabulary; or the session or its model is closed.
             ContextError: they don't fit; nothing has been computed then.
         """
         (logits,) = self._extend(tokens, every_row=False, chunk=chunk, progress=progress)
@@ -74,10 +75,24 @@ class Session:
                 n_ctx=n_ctx,
             )
 
+    def fork(self) -> Session:
+        """Another session that goes on from here by itself. Both share what has been computed so far."""
+        self._check_open()
+        return Session(self._runtime, self._sequence.fork())
+
+    def truncate(self, n_tokens: int) -> None:
+        """Forgets all but the first tokens.
+
+        Raises:
+            ParameterError: there are not that many.
+        """
+        self._check_open()
+        self._sequence.truncate(n_tokens)
+
     def close(self) -> None:
-        """Frees the pages."""
+        """Gives the pages back. The session can't be used afterwards."""
+        self._closed = True
         self._sequence.free()
-        self._tokens.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -90,22 +105,35 @@ class Session:
     def _extend(
         self, tokens: Sequence[int], *, every_row: bool, chunk: int | None, progress: ProgressCallback | None
     ) -> list[NDArray[np.float32]]:
-        runtime, n_before, n_new = self._runtime, self.n_tokens, len(tokens)
+        runtime, n_new = self._runtime, len(tokens)
+        self._check_open()
         self.check_room(n_new)
         check_tokens(tokens, runtime.hparams.n_vocab)
         limit = runtime.max_outputs_per_step if every_row else runtime.max_tokens_per_step
         size = limit if chunk is None else min(limit, chunk)
-        self._sequence.reserve(n_before + n_new)
+        n_after = self.n_tokens + n_new
         results = []
         for start in range(0, n_new, size):
             part = list(tokens[start : start + size])
             is_last = start + size >= n_new
             rows = range(len(part)) if every_row else [len(part) - 1] if is_last else []
-            logits = runtime.step([StepPart(part, n_before + start, self._sequence.pages, rows)])
-            self._tokens += part
-            self._sequence.n_positions = len(self._tokens)
+            logits = self._step(part, n_after, rows)
             if every_row or is_last:
                 results.append(logits)
             if progress is not None:
                 progress(start + len(part), n_new)
         return results
+
+    def _step(self, tokens: list[int], n_reserved: int, rows: Sequence[int]) -> NDArray[np.float32]:
+        # Between two steps, others may have come to share the page that the next one writes to.
+        with self._runtime.lock:
+            self._check_open()
+            sequence = self._sequence
+            sequence.reserve(n_reserved)
+            logits = self._runtime.step([StepPart(tokens, sequence.n_tokens, sequence.pages, rows)])
+            sequence.append(tokens)
+        return logits
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ParameterError("the session is closed")

@@ -1,0 +1,86 @@
+"""Sessions that fork, are cut and go on: the same bits as a sequence that was computed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minfer.backends import Backend
+from minfer.backends.cpu import CpuBackend
+from minfer.backends.reference import ReferenceBackend
+from minfer.engine.runtime import Runtime
+from minfer.engine.session import Session
+from minfer.errors import ParameterError
+from minfer.models import KVTypes
+from minfer.quants import GGMLType
+from tiny_load import tiny_path
+from tiny_runtime import same_bits, tiny_runtime, whole_logits
+
+F32, F16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q8_0
+KV_TYPES = {
+    "f32": KVTypes(F32, F32),
+    "f16": KVTypes(F16, F16),
+    "q8_0": KVTypes(Q8_0, Q8_0),
+    "mixed": KVTypes(F16, Q8_0),
+}
+TOKENS = np.random.default_rng(5).integers(0, 300, 150).tolist()
+OTHER = np.random.default_rng(6).integers(0, 300, 150).tolist()
+
+
+@pytest.fixture(scope="module", params=["reference", "cpu"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return ReferenceBackend() if request.param == "reference" else CpuBackend()
+
+
+@pytest.fixture(scope="module", params=KV_TYPES)
+def runtime(request: pytest.FixtureRequest, backend: Backend, tiny_dir: Path) -> Iterator[Runtime]:
+    # A head of 32 values, a whole number of q8_0 blocks.
+    path = tiny_path(tiny_dir, "qwen3")
+    with tiny_runtime(path, backends=(backend,), kv_types=KV_TYPES[request.param], max_tokens=150) as run:
+        yield run
+        assert run.pool.n_free == run.pool.n_pages
+
+
+@pytest.mark.parametrize("n_shared", [1, 63, 64, 65, 100])
+def test_forks_go_on_by_themselves(runtime: Runtime, n_shared: int) -> None:
+    texts = [[*TOKENS[:n_shared], *rest] for rest in (OTHER[:35], TOKENS[-35:], OTHER[-35:])]
+    want = [whole_logits(runtime, text)[n_shared:] for text in texts]
+    with Session(runtime) as first:
+        first.extend(TOKENS[:n_shared])
+        with first.fork() as second, first.fork() as third:
+            # In turns, so that each writes while the others still hold the shared page.
+            for at in range(0, 35, 7):
+                for session, text, logits in zip((first, second, third), texts, want, strict=True):
+                    got = session.extend_all(text[n_shared + at : n_shared + at + 7])
+                    assert same_bits(got, logits[at : at + 7])
+            assert [s.tokens for s in (first, second, third)] == [tuple(text) for text in texts]
+
+
+@pytest.mark.parametrize("n_kept", [1, 30, 64, 90])
+def test_a_cut_session_goes_on_as_if_the_rest_had_never_been(runtime: Runtime, n_kept: int) -> None:
+    want = whole_logits(runtime, [*TOKENS[:n_kept], *OTHER[: 96 - n_kept]])[n_kept:]
+    with Session(runtime) as session:
+        session.extend(TOKENS[:96])
+        with session.fork() as whole:
+            session.truncate(n_kept)
+            assert session.tokens == tuple(TOKENS[:n_kept])
+            assert same_bits(session.extend_all(OTHER[: 96 - n_kept]), want)
+            assert same_bits(whole.extend(TOKENS[96:100]), _last(runtime, TOKENS[:100]))
+
+
+def _last(runtime: Runtime, tokens: list[int]) -> np.ndarray:
+    with Session(runtime) as session:
+        return session.extend(tokens)
+
+
+def test_a_closed_session_says_so(runtime: Runtime) -> None:
+    session = Session(runtime)
+    session.extend([1])
+    session.close()
+    session.close()
+    for use in (session.fork, lambda: session.truncate(0), lambda: session.extend([1])):
+        with pytest.raises(ParameterError, match="the session is closed"):
+            use()
