@@ -40,6 +40,7 @@ def tiny_runtime(
     n_threads: int | None = 1,
     poison: bool = True,
     observers: Sequence[Observer] = (),
+    prefix_cache_bytes: int = 0,
 ) -> Iterator[Runtime]:
     """The model at `path`, lowered for the backends (the reference one by default) and ready to run.
 
@@ -51,7 +52,7 @@ def tiny_runtime(
         hparams, graph = declare_graph(file, kv_types)
         lowered = lower(graph, PassContext(runners, bounds))
         plan = ExecutionPlan(lowered, runners, FileWeights(file), bounds, n_threads=n_threads, poison=poison)
-        runtime = Runtime(plan, hparams, n_ctx, bounds, observers)
+        runtime = Runtime(plan, hparams, n_ctx, bounds, observers, prefix_cache_bytes=prefix_cache_bytes)
         try:
             yield runtime
         finally:

@@ -186,12 +186,14 @@ def test_bad_options_are_refused_by_name(model: minfer.Model, options: dict[str,
 
 
 def test_closing_a_stream_frees_its_pages_and_keeps_what_there_is(model: minfer.Model) -> None:
-    pool = model._runtime.pool
+    pool, kept = model._runtime.pool, model._runtime.prefix_cache
+    kept.clear()
     n_free = pool.n_free
     stream = model.stream(PROMPT, max_tokens=50, seed=1, ignore_eos=True)
     first = next(stream)
     assert pool.n_free < n_free
     stream.close()
+    kept.clear()
     assert pool.n_free == n_free
     assert stream.result.text == first
     assert (stream.result.finish_reason, stream.result.stop_cause) == ("cancelled", "cancelled")
@@ -202,7 +204,8 @@ def test_closing_a_stream_frees_its_pages_and_keeps_what_there_is(model: minfer.
 def test_an_interrupt_in_the_middle_of_a_step_frees_the_pages(
     model: minfer.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = model._runtime.pool
+    pool, kept = model._runtime.pool, model._runtime.prefix_cache
+    kept.clear()
     n_free = pool.n_free
     stream = model.stream(PROMPT, max_tokens=50, seed=1, ignore_eos=True)
     next(stream)
@@ -214,6 +217,7 @@ def test_an_interrupt_in_the_middle_of_a_step_frees_the_pages(
     with pytest.raises(KeyboardInterrupt):
         for _ in stream:
             pass
+    kept.clear()
     assert pool.n_free == n_free
     assert stream.result.finish_reason == "cancelled"
 

@@ -14,18 +14,10 @@ from minfer.backends.reference import ReferenceBackend
 from minfer.engine.runtime import Runtime
 from minfer.engine.session import Session
 from minfer.errors import ParameterError
-from minfer.models import KVTypes
-from minfer.quants import GGMLType
+from tiny_cache_types import KV_TYPES
 from tiny_load import tiny_path
 from tiny_runtime import same_bits, tiny_runtime, whole_logits
 
-F32, F16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q8_0
-KV_TYPES = {
-    "f32": KVTypes(F32, F32),
-    "f16": KVTypes(F16, F16),
-    "q8_0": KVTypes(Q8_0, Q8_0),
-    "mixed": KVTypes(F16, Q8_0),
-}
 TOKENS = np.random.default_rng(5).integers(0, 300, 150).tolist()
 OTHER = np.random.default_rng(6).integers(0, 300, 150).tolist()
 

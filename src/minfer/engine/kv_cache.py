@@ -149,6 +149,8 @@ class KVSequence:
         self._n_ctx = n_ctx
         self._pages: list[int] = []
         self._tokens: list[int] = []
+        self._shifted_from: int | None = None
+        # It holds the very list, so that is changed in place only.
         weakref.finalize(self, pool.abandon, self._pages).atexit = False
 
     @property
@@ -163,6 +165,11 @@ class KVSequence:
     @property
     def n_tokens(self) -> int:
         return len(self._tokens)
+
+    @property
+    def n_cold(self) -> int:
+        """Tokens, from the first on, whose keys and values are those that a run over them alone gives."""
+        return self.n_tokens if self._shifted_from is None else self._shifted_from
 
     def reserve(self, n_positions: int) -> None:
         """Makes sure that there are pages for that many positions in all, and that those after the last token can be
@@ -229,6 +236,7 @@ class KVSequence:
             self._pool.share(shared)
             other._pages += shared
             other._tokens += self._tokens[:n_tokens]
+            other._shifted_from = self._shifted_from if n_tokens > self.n_cold else None
             return other
 
     def truncate(self, n_tokens: int) -> None:
@@ -239,6 +247,8 @@ class KVSequence:
         """
         with self._pool.lock:
             self._check_length(n_tokens)
+            if n_tokens <= self.n_cold:
+                self._shifted_from = None
             n_pages = pages_for(n_tokens)
             self._pool.give_back(self._pages[n_pages:])
             del self._pages[n_pages:]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from minfer.backends import BACKEND_NAMES, make_backend
 from minfer.engine.model import Model
 from minfer.engine.plan import ExecutionPlan
+from minfer.engine.prefix_cache import DEFAULT_MAX_BYTES
 from minfer.engine.runtime import Runtime, step_bounds
 from minfer.errors import MinferWarning, ModelError, ParameterError, UnsupportedError
 from minfer.gguf import GGUFFile, open_gguf
@@ -40,6 +41,7 @@ def load(
     backend: str | None = None,
     cache_type: str = "f32",
     *,
+    prefix_cache_bytes: int = DEFAULT_MAX_BYTES,
     progress: Progress | None = None,
 ) -> Model:
     """Opens a model.
@@ -50,6 +52,8 @@ def load(
         threads: how many threads compute; by default the backend decides.
         backend: by default `MINFER_BACKEND`, or the first of `minfer.backends.BACKEND_NAMES`.
         cache_type: the type of the KV cache: f32, f16 or q8_0.
+        prefix_cache_bytes: how much of the KV cache finished sequences may keep, for prompts that begin like them; 0
+            turns the reuse of prefixes off.
         progress: told about a download.
 
     Raises:
@@ -62,6 +66,8 @@ def load(
     for name, value in (("n_ctx", n_ctx), ("threads", threads)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ParameterError(f"{name} must be an integer of at least 1, not {value!r}")
+    if isinstance(prefix_cache_bytes, bool) or not isinstance(prefix_cache_bytes, int) or prefix_cache_bytes < 0:
+        raise ParameterError(f"prefix_cache_bytes must be an integer of at least 0, not {prefix_cache_bytes!r}")
     if cache_type not in CACHE_TYPES:
         raise UnsupportedError(f"cache type {cache_type!r}", CACHE_TYPES)
     runner = make_backend(backend or settings.backend or BACKEND_NAMES[0], settings)
@@ -78,7 +84,8 @@ def load(
         bounds = step_bounds(size)
         lowered = lower(graph, PassContext((runner,), bounds))
         plan = ExecutionPlan(lowered, (runner,), FileWeights(file), bounds, n_threads=threads, progress=progress)
-        return Model(file, tokenizer, Runtime(plan, hparams, size, bounds, _observers(settings)))
+        runtime = Runtime(plan, hparams, size, bounds, _observers(settings), prefix_cache_bytes=prefix_cache_bytes)
+        return Model(file, tokenizer, runtime)
     except BaseException:
         file.close()
         raise

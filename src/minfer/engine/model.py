@@ -101,10 +101,14 @@ class Model:
         with self.session() as session:
             return session.extend_all(ids) if all else session.extend(ids)
 
-    def session(self) -> Session:
-        """A new, empty sequence to extend token by token; close it when done."""
+    def session(self, reuse: Sequence[int] = ()) -> Session:
+        """A sequence to extend token by token; close it when done.
+
+        It is empty, or, where the tokens to come are given in `reuse`, begins with the longest prefix of them that is
+        in the cache (`n_tokens` says how long that is), but never with all of them.
+        """
         self._check_open()
-        return Session(self._runtime)
+        return Session(self._runtime, reuse=reuse)
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
         """Generates an answer.

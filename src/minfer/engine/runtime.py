@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from minfer.engine.kv_cache import KVSequence, PagePool, cells_of, pages_for
 from minfer.engine.page_store import PageStore
 from minfer.engine.plan import ExecutionPlan
+from minfer.engine.prefix_cache import PrefixCache
 from minfer.errors import ParameterError
 from minfer.graph import PAGE_SIZE, Bounds, StepInputs, Symbol
 from minfer.models import HParams
@@ -61,11 +62,48 @@ def make_inputs(parts: Sequence[StepPart]) -> StepInputs:
     return StepInputs(*(np.concatenate(arrays) for arrays in (tokens, positions, cells, spans, pages, rows)))
 
 
+@dataclass(frozen=True)
+class CacheUsage:
+    """How full the KV cache is."""
+
+    position_bytes: int
+    """bytes that one position takes, in all layers"""
+    n_pages: int
+    n_used_pages: int
+    """pages of live and of kept sequences; one that several share counts once"""
+    n_kept_pages: int
+    """pages that finished sequences keep, in case a prompt begins like them"""
+
+    @property
+    def page_bytes(self) -> int:
+        return self.position_bytes * PAGE_SIZE
+
+    @property
+    def used_bytes(self) -> int:
+        return self.n_used_pages * self.page_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.n_kept_pages * self.page_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """What the cache can hold. It is taken from the system only as pages are used."""
+        return self.n_pages * self.page_bytes
+
+
 class Runtime:
     """A compiled model with its cache. Steps from several threads take turns."""
 
     def __init__(
-        self, plan: ExecutionPlan, hparams: HParams, n_ctx: int, bounds: Bounds, observers: Sequence[Observer]
+        self,
+        plan: ExecutionPlan,
+        hparams: HParams,
+        n_ctx: int,
+        bounds: Bounds,
+        observers: Sequence[Observer],
+        *,
+        prefix_cache_bytes: int = 0,
     ) -> None:
         self.hparams = hparams
         self.n_ctx = n_ctx
@@ -73,6 +111,8 @@ class Runtime:
         self.store = PageStore(plan.kv_layers())
         self.lock = self.pool.lock
         """held while a step runs, and by whoever counts, copies or moves what is in the pages"""
+        self._position_bytes = self.store.position_bytes
+        self.prefix_cache = PrefixCache(self.pool, PAGE_SIZE * self._position_bytes, prefix_cache_bytes)
         self._plan = plan
         self._bounds = bounds
         self._observers = tuple(observers)
@@ -90,6 +130,13 @@ class Runtime:
     def max_pages_per_step(self) -> int:
         """Page references: a page that is shared counts once for each sequence."""
         return self._bounds[Symbol.N_PAGES]
+
+    def cache_usage(self) -> CacheUsage:
+        """How full the KV cache is now."""
+        with self.lock:
+            n_pages = self.pool.n_pages
+            n_used = n_pages - self.pool.n_free
+            return CacheUsage(self._position_bytes, n_pages, n_used, self.prefix_cache.n_pages)
 
     def sequence(self) -> KVSequence:
         """A new, empty sequence."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.engine.kv_cache import KVSequence
+from minfer.engine.kv_cache import KVSequence, pages_for
 from minfer.engine.runtime import Runtime, StepPart, check_tokens
 from minfer.errors import ContextError, ParameterError
 
@@ -18,11 +19,21 @@ ProgressCallback = Callable[[int, int], None]
 
 
 class Session:
-    """A sequence in the KV cache. A context manager: leaving it frees the pages."""
+    """A sequence in the KV cache. A context manager: leaving it closes it.
 
-    def __init__(self, runtime: Runtime, sequence: KVSequence | None = None) -> None:
+    Args:
+        runtime: where it is computed.
+        reuse: the tokens to come. The session begins with the longest prefix of them that is in the cache (`n_tokens`
+            says how long it is), but never with all; the others are still to be given to `extend`.
+        sequence: the sequence to go on with; the session then owns it.
+    """
+
+    def __init__(self, runtime: Runtime, *, reuse: Sequence[int] = (), sequence: KVSequence | None = None) -> None:
         self._runtime = runtime
+        if sequence is None:
+            sequence = runtime.prefix_cache.find(reuse)
         self._sequence = runtime.sequence() if sequence is None else sequence
+        runtime.prefix_cache.watch(self._sequence)
         self._closed = False
 
     @property
@@ -78,7 +89,7 @@ class Session:
     def fork(self) -> Session:
         """Another session that goes on from here by itself. Both share what has been computed so far."""
         self._check_open()
-        return Session(self._runtime, self._sequence.fork())
+        return Session(self._runtime, sequence=self._sequence.fork())
 
     def truncate(self, n_tokens: int) -> None:
         """Forgets all but the first tokens.
@@ -90,9 +101,12 @@ class Session:
         self._sequence.truncate(n_tokens)
 
     def close(self) -> None:
-        """Gives the pages back. The session can't be used afterwards."""
-        self._closed = True
-        self._sequence.free()
+        """Gives the pages back, or leaves them to the prefix cache. The session can't be used afterwards."""
+        with self._runtime.lock:
+            if not self._closed:
+                self._closed = True
+                self._runtime.prefix_cache.keep(self._sequence)
+                self._sequence.free()
 
     def __enter__(self) -> Self:
         return self
@@ -106,34 +120,111 @@ class Session:
         self, tokens: Sequence[int], *, every_row: bool, chunk: int | None, progress: ProgressCallback | None
     ) -> list[NDArray[np.float32]]:
         runtime, n_new = self._runtime, len(tokens)
-        self._check_open()
-        self.check_room(n_new)
-        check_tokens(tokens, runtime.hparams.n_vocab)
+        self._prepare(tokens)
         limit = runtime.max_outputs_per_step if every_row else runtime.max_tokens_per_step
         size = limit if chunk is None else min(limit, chunk)
-        n_after = self.n_tokens + n_new
         results = []
         for start in range(0, n_new, size):
             part = list(tokens[start : start + size])
             is_last = start + size >= n_new
             rows = range(len(part)) if every_row else [len(part) - 1] if is_last else []
-            logits = self._step(part, n_after, rows)
+            with runtime.lock:
+                self._check_open()
+                logits = runtime.step([self._part(part, rows)])
+                self._sequence.append(part)
             if every_row or is_last:
                 results.append(logits)
             if progress is not None:
                 progress(start + len(part), n_new)
         return results
 
-    def _step(self, tokens: list[int], n_reserved: int, rows: Sequence[int]) -> NDArray[np.float32]:
-        # Between two steps, others may have come to share the page that the next one writes to.
+    def _prepare(self, tokens: Sequence[int]) -> None:
+        """Refuses what can't be computed, and takes the pages for the rest."""
         with self._runtime.lock:
             self._check_open()
-            sequence = self._sequence
-            sequence.reserve(n_reserved)
-            logits = self._runtime.step([StepPart(tokens, sequence.n_tokens, sequence.pages, rows)])
-            sequence.append(tokens)
-        return logits
+            self.check_room(len(tokens))
+            check_tokens(tokens, self._runtime.hparams.n_vocab)
+            self._sequence.reserve(self.n_tokens + len(tokens))
+
+    def _part(self, tokens: Sequence[int], rows: Sequence[int]) -> StepPart:
+        """The session's part of a step that is taken before the lock is given up."""
+        n_before, n_after = self.n_tokens, self.n_tokens + len(tokens)
+        # Others may have come to share the page to write to since the pages were taken.
+        self._sequence.reserve(n_after)
+        return StepPart(tokens, n_before, self._sequence.pages[: pages_for(n_after)], rows)
 
     def _check_open(self) -> None:
         if self._closed:
             raise ParameterError("the session is closed")
+
+
+@dataclass(frozen=True)
+class Extension:
+    """A session's share of a step that several sessions take together."""
+
+    session: Session
+    tokens: Sequence[int]
+    wants_logits: bool = True
+
+
+def extend_together(extensions: Sequence[Extension]) -> list[NDArray[np.float32] | None]:
+    """Extends several sessions of one runtime, in one step where its limits allow that, else in as few as it takes.
+
+    Returns, for each, the logits f32 [n_vocab] after its last token, the same bits as if it had been extended alone;
+    None where they are not wanted.
+
+    Raises:
+        ParameterError: no tokens for one, or a token that is not in the vocabulary; a session that is closed, of
+            another runtime, or there twice.
+        ContextError: one has no room, or the cache has too few pages. Nothing has been computed then.
+    """
+    if not extensions:
+        return []
+    runtime = extensions[0].session._runtime
+    if len({id(each.session) for each in extensions}) < len(extensions):
+        raise ParameterError("a session can take part in a step only once")
+    with runtime.lock:
+        for each in extensions:
+            if each.session._runtime is not runtime:
+                raise ParameterError("sessions of different models can't take a step together")
+            each.session._prepare(each.tokens)
+    results: list[NDArray[np.float32] | None] = [None] * len(extensions)
+    left = [(index, list(each.tokens)) for index, each in enumerate(extensions)]
+    while left:
+        left = _take_step(runtime, extensions, left, results)
+    return results
+
+
+def _take_step(
+    runtime: Runtime,
+    extensions: Sequence[Extension],
+    left: list[tuple[int, list[int]]],
+    results: list[NDArray[np.float32] | None],
+) -> list[tuple[int, list[int]]]:
+    """One step over as many of the tokens that are left, in order, as fit: what is left after it."""
+    parts: list[StepPart] = []
+    taken: list[tuple[int, list[int], bool]] = []
+    after: list[tuple[int, list[int]]] = []
+    with runtime.lock:
+        n_tokens, n_outputs = runtime.max_tokens_per_step, runtime.max_outputs_per_step
+        n_pages = runtime.max_pages_per_step
+        for index, tokens in left:
+            session, part = extensions[index].session, tokens[:n_tokens]
+            session._check_open()
+            part_pages = pages_for(session.n_tokens + len(part))
+            if after or not part or part_pages > n_pages or n_outputs == 0:
+                after.append((index, tokens))
+                continue
+            ends = len(part) == len(tokens)
+            has_row = ends and extensions[index].wants_logits
+            parts.append(session._part(part, [len(part) - 1] if has_row else []))
+            taken.append((index, part, has_row))
+            n_tokens, n_pages, n_outputs = n_tokens - len(part), n_pages - part_pages, n_outputs - has_row
+            if not ends:
+                after.append((index, tokens[len(part) :]))
+        logits = iter(runtime.step(parts))
+        for index, part, has_row in taken:
+            extensions[index].session._sequence.append(part)
+            if has_row:
+                results[index] = next(logits)
+    return after
