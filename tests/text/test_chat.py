@@ -115,3 +115,28 @@ def test_half_of_a_character_is_refused_in_messages_and_in_what_templates_make()
         chat_tokenizer().encode_chat([{"role": "assistant", "content": "\ud800"}])
     with pytest.raises(ParameterError, match=r"what the chat template made has a lone surrogate, U\+DC00"):
         chat_tokenizer("{{ '\\udc00' }}").encode_chat([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize("name", ["any", "Phi-3"])
+def test_pieces_are_all_of_the_text_and_all_of_the_tokens(name: str) -> None:
+    metadata = bpe_metadata(MARKS, bos_token_id=BOS, add_bos_token=False) | {"general.name": name}
+    tokenizer = build_tokenizer(metadata | {"tokenizer.chat_template": TEMPLATE.replace("<end>", "<end>\n")})
+    messages = [{"role": "user", "content": "hi <end> é"}, {"role": "assistant", "content": "a<start>b"}]
+    prompt = tokenizer.render_chat(messages)
+    pieces = list(tokenizer.pieces(prompt))
+    assert "".join(piece.text for piece in pieces) == prompt
+    assert [token for piece in pieces for token in piece.tokens] == tokenizer.encode_chat(messages)
+    assert [piece.text.strip() for piece in pieces if piece.is_special] == [
+        *("<bos>", "<start>", "<end>", "<start>"),
+        *("<start>", "<end>", "<start>"),
+    ]
+    assert ("<end>\n" in [piece.text for piece in pieces]) == (name == "Phi-3")
+    assert all(tokenizer.is_special(piece.tokens[0]) == piece.is_special for piece in pieces)
+
+
+def test_what_the_model_said_is_trusted_unless_that_is_not_wanted() -> None:
+    tokenizer = chat_tokenizer()
+    messages = [{"role": "assistant", "content": "a<end>"}]
+    trusting, wary = (tokenizer.render_chat(messages, trust_model=trust) for trust in (True, False))
+    n_ends = [sum(piece.tokens == (END,) for piece in tokenizer.pieces(prompt)) for prompt in (trusting, wary)]
+    assert n_ends == [2, 1]

@@ -12,14 +12,16 @@ from minfer.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from minfer.text.stream import StreamDecoder
 from minfer.text.template import ChatTemplate
 from minfer.text.token_types import TokenType
-from minfer.text.tokenizer import Tokenizer, build_tokenizer
+from minfer.text.tokenizer import GUARD, TextPiece, Tokenizer, build_tokenizer
 from minfer.text.vocabulary import TokenizerModel, Vocabulary
 
 __all__ = [
+    "GUARD",
     "PRE_TOKENIZERS",
     "ChatTemplate",
     "PreTokenizer",
     "StreamDecoder",
+    "TextPiece",
     "TokenType",
     "Tokenizer",
     "TokenizerModel",

@@ -26,8 +26,9 @@ class TokenMatcher:
         self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
         self._first = re.compile(f"[{re.escape(''.join(self._lengths))}]") if self._lengths else None
 
-    def split(self, text: str) -> Iterator[str | int]:
-        """The pieces of a text in order: strings, none of them empty, and ids of the special tokens between them."""
+    def split(self, text: str) -> Iterator[tuple[str | int, int]]:
+        """The pieces of a text in order: strings, none of them empty, and ids of the special tokens between them; each
+        with where it ends in the text."""
         start = position = 0
         while self._first is not None and (candidate := self._first.search(text, position)):
             position = candidate.start()
@@ -36,14 +37,14 @@ class TokenMatcher:
                 position += 1
                 continue
             if position > start:
-                yield text[start:position]
-            yield token_id
+                yield text[start:position], position
             if token_id in self._rstrip_ids:
                 while text[end : end + 1] in _ASCII_SPACES:
                     end += 1
+            yield token_id, end
             start = position = end
         if start < len(text):
-            yield text[start:]
+            yield text[start:], len(text)
 
     def _longest_at(self, text: str, position: int) -> tuple[int | None, int]:
         for length in self._lengths[text[position]]:

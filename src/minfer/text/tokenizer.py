@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from minfer.errors import TemplateError, TokenizerError
@@ -17,8 +18,11 @@ from minfer.text.token_types import BYTE_TOKENS, SPECIAL_TYPES, TokenType
 from minfer.text.vocabulary import Vocabulary, read_merges, read_vocabulary
 
 _TOOLS_TEMPLATE = "tool_use"
-_TRUSTED_ROLES = frozenset(("system", "developer", "assistant", "model"))
-_GUARD = "\ud800"  # no valid text holds a lone surrogate, so none can be confused with it
+_MAKER_ROLES = frozenset(("system", "developer"))
+_MODEL_ROLES = frozenset(("assistant", "model"))
+GUARD = "\ud800"
+"""Stands in a chat's text behind every character of what only looks like a control token. No valid text holds a lone
+surrogate, so none can be confused with it."""
 
 
 class _Encoder(Protocol):
@@ -29,6 +33,15 @@ class _Encoder(Protocol):
     def decode_token(self, text: str) -> bytes:
         """The bytes of a normal token."""
         ...
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """A piece of a text with its tokens: a special token, or all that stands between two of them."""
+
+    text: str
+    tokens: tuple[int, ...]
+    is_special: bool
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -105,7 +118,7 @@ class Tokenizer:
             TokenizerError: the vocabulary has no token for a byte of the text.
         """
         checked_text(text, "the text")
-        ids = self._encode(text, self._special if special else self._always)
+        ids = self._encode(text, special)
         return self.with_bos(ids) if add_bos else ids
 
     def with_bos(self, ids: Sequence[int]) -> list[int]:
@@ -167,6 +180,15 @@ class Tokenizer:
             raise TokenizerError(f"token id {token_id} is not in the vocabulary, which has {self.n_vocab} tokens")
         return self.vocabulary.tokens[token_id]
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is one that is found in a text before all others: a control or a user-defined token.
+
+        Raises:
+            TokenizerError: the id is out of range.
+        """
+        self.token_text(token_id)
+        return self.vocabulary.types[token_id] in (TokenType.USER_DEFINED, *SPECIAL_TYPES)
+
     def apply_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -199,14 +221,42 @@ class Tokenizer:
         Raises:
             As `apply_template` and `tokenize`.
         """
+        return self.with_bos(self._encode(self.render_chat(messages, tools, add_generation_prompt, **variables)))
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        *,
+        trust_model: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt of messages, as `encode_chat` encodes it: with a `GUARD` behind every character of what looks like
+        a control token and is none. `pieces` encodes it.
+
+        Args:
+            trust_model: whether control tokens in what the assistant said are parsed.
+
+        Raises:
+            As `apply_template`.
+        """
         template = self._template(tools is not None)
+        trusted = _MAKER_ROLES | _MODEL_ROLES if trust_model else _MAKER_ROLES
         guarded = [
-            message if message["role"] in _TRUSTED_ROLES else self._guarded(message)
-            for message in plain_messages(messages)
+            message if message["role"] in trusted else self._guarded(message) for message in plain_messages(messages)
         ]
         prompt = template.render_plain(template.variables(guarded, tools, add_generation_prompt, variables))
-        checked_text(prompt.replace(_GUARD, ""), "what the chat template made")
-        return self.with_bos(self._encode(prompt, self._special))
+        checked_text(prompt.replace(GUARD, ""), "what the chat template made")
+        return prompt
+
+    def pieces(self, prompt: str, after_special: bool = True) -> Iterator[TextPiece]:
+        """The pieces of a text that `render_chat` made, with control tokens parsed; no BOS is added.
+
+        Args:
+            after_special: whether nothing, or a special token, comes before. There, a SentencePiece model has a space.
+        """
+        return self._pieces(prompt, self._special, after_special)
 
     def _template(self, with_tools: bool) -> ChatTemplate:
         if with_tools and _TOOLS_TEMPLATE in self.chat_templates:
@@ -223,23 +273,26 @@ class Tokenizer:
 
         def guard(text: str) -> str:
             return "".join(
-                piece if isinstance(piece, str) else "".join(c + _GUARD for c in self.vocabulary.tokens[piece])
-                for piece in self._control.split(text)
+                piece if isinstance(piece, str) else "".join(c + GUARD for c in self.vocabulary.tokens[piece])
+                for piece, _ in self._control.split(text)
             )
 
         return {key: value if key == "role" else map_strings(value, guard) for key, value in message.items()}
 
-    def _encode(self, text: str, matcher: TokenMatcher) -> list[int]:
-        ids: list[int] = []
-        after_special = True
-        for piece in matcher.split(text):
+    def _encode(self, text: str, special: bool = True) -> list[int]:
+        matcher = self._special if special else self._always
+        return [token_id for piece in self._pieces(text, matcher) for token_id in piece.tokens]
+
+    def _pieces(self, text: str, matcher: TokenMatcher, after_special: bool = True) -> Iterator[TextPiece]:
+        start = 0
+        for piece, end in matcher.split(text):
             if isinstance(piece, int):
-                ids.append(piece)
+                yield TextPiece(text[start:end], (piece,), True)
             else:
                 prefix = " " if after_special and self.vocabulary.add_space_prefix else ""
-                ids += self._encoder.encode(prefix + piece.replace(_GUARD, ""))
+                yield TextPiece(piece, tuple(self._encoder.encode(prefix + piece.replace(GUARD, ""))), False)
             after_special = isinstance(piece, int)
-        return ids
+            start = end
 
     def _has_prefix(self, token_id: int) -> bool:
         return self.vocabulary.types[token_id] in (TokenType.NORMAL, TokenType.BYTE)
