@@ -1,0 +1,55 @@
+"""The web application: routes and the layers around them."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.middleware.cors import CORSMiddleware
+
+import minfer
+from minfer.serve import chat, health
+from minfer.serve.access_log import Observed
+from minfer.serve.auth import HostGuard, KeyGuard, served_names
+from minfer.serve.config import ServerConfig
+from minfer.serve.errors import ErrorBoundary, install_error_handlers
+from minfer.serve.metrics import Metrics
+from minfer.serve.state import ServerState
+
+_ROUTERS = (chat.router, health.router)
+
+
+def create_app(config: ServerConfig) -> FastAPI:
+    """The application, as yet without an engine: `app.state.server.set_engine` gives it one.
+
+    Until then, and when it is told to stop, it answers requests for text with 503.
+    """
+    state = ServerState(config, Metrics())
+    app = FastAPI(
+        title="minfer",
+        version=minfer.__version__,
+        summary="A local LLM inference engine: OpenAI's API, and more.",
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.server = state
+    for router in _ROUTERS:
+        app.include_router(router)
+    install_error_handlers(app)
+    # The last to be added is the outermost.
+    if config.api_keys:
+        app.add_middleware(KeyGuard, keys=config.api_keys)
+    names = served_names(config)
+    if names is not None:
+        app.add_middleware(HostGuard, names=names)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    app.add_middleware(ErrorBoundary)
+    endpoints = frozenset(route.path for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute))
+    app.add_middleware(Observed, metrics=state.metrics, endpoints=endpoints)
+    return app

@@ -1,0 +1,61 @@
+"""/v1/chat/completions: the answers to a conversation."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from minfer.serve.chat_prompt import chat_prompt
+from minfer.serve.chat_run import ChatRun
+from minfer.serve.errors import invalid
+from minfer.serve.json_body import JsonRoute
+from minfer.serve.openapi import GENERATION_ERRORS, JSON_OR_EVENTS
+from minfer.serve.record import record_of
+from minfer.serve.requests import check_fields, check_model, room, serve_request
+from minfer.serve.schema_chat import ChatRequest, ChatResponse
+from minfer.serve.state import server_state
+from minfer.serve.streaming import EventStream, unless_gone
+from minfer.serve.submission import Submission
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post(
+    "/v1/chat/completions",
+    response_model=None,
+    responses={200: {"model": ChatResponse, "content": JSON_OR_EVENTS}, **GENERATION_ERRORS},
+    tags=["OpenAI"],
+)
+async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    """Continues a conversation. With `stream`, the answer comes as server-sent events of type `ChatChunk`."""
+    state = server_state(request)
+    engine, limits = state.ready_engine(), state.config.limits
+    check_model(engine, state.config, body.model)
+    check_fields(engine, limits, body)
+    max_tokens = _max_tokens(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs: goes with logprobs", "top_logprobs", "invalid_value")
+    prompt = await state.in_thread(
+        lambda: chat_prompt(engine.tokenizer, body.messages, body, with_tools=body.tool_choice != "none")
+    )
+    serve = serve_request(
+        body,
+        prompt.tokens,
+        room(engine, len(prompt.tokens), max_tokens, "messages"),
+        continues_text=False,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+    submission = Submission(engine, [serve], record_of(request.scope), limits.keep_alive_s)
+    run = ChatRun(engine, body, prompt, submission)
+    if body.stream:
+        return EventStream(submission, run.stream(), limits.send_timeout_s)
+    with submission:
+        response = await unless_gone(request.receive, run.collect())
+    return Response(response.model_dump_json(), media_type="application/json")
+
+
+def _max_tokens(body: ChatRequest) -> int | None:
+    given = {n for n in (body.max_tokens, body.max_completion_tokens) if n is not None}
+    if len(given) > 1:
+        message = "max_completion_tokens: differs from max_tokens, which is its older name"
+        raise invalid(message, "max_completion_tokens", "invalid_value")
+    return next(iter(given), None)

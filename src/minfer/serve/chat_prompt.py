@@ -1,0 +1,143 @@
+"""From the messages of a request to the tokens of a prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from minfer.errors import TemplateError
+from minfer.serve.errors import ApiError, invalid
+from minfer.serve.reasoning import OPEN as THOUGHT_OPEN
+from minfer.serve.schema_chat import AssistantMessage, Content, InstructionMessage, Message, TemplateFields, ToolMessage
+from minfer.serve.tool_calls import ToolFormat, tool_format
+from minfer.text import Tokenizer
+
+_N_TAIL_TOKENS: Final = 16
+_OWN_VARIABLES: Final = frozenset({"self", "messages", "tools", "add_generation_prompt"})
+_PROBE: Final = ({"role": "user", "content": "?"},)
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation as the model reads it."""
+
+    tokens: tuple[int, ...]
+    starts_in_thought: bool
+    """whether the template has opened the thoughts of the answer"""
+    tool_format: ToolFormat | None
+    tool_names: frozenset[str]
+
+
+def chat_prompt(
+    tokenizer: Tokenizer, messages: Sequence[Message], fields: TemplateFields, *, with_tools: bool
+) -> ChatPrompt:
+    """Renders and tokenises a conversation.
+
+    Raises:
+        ApiError: variables that are not the client's to set, tools where the template knows none, or arguments of an
+            earlier call that are no JSON object.
+        MinferError: the template fails.
+    """
+    tools = plain_tools(fields) if with_tools else None
+    form = _tool_format(tokenizer, tools) if tools else None
+    variables = template_variables(fields)
+    ids = tokenizer.encode_chat(plain_messages(tokenizer, messages), tools, **variables)
+    tail = tokenizer.detokenize(ids[-_N_TAIL_TOKENS:]).rstrip()
+    names = frozenset(tool["function"]["name"] for tool in tools or ())
+    return ChatPrompt(tuple(ids), tail.endswith(THOUGHT_OPEN), form, names)
+
+
+def plain_tools(fields: TemplateFields) -> list[dict[str, Any]] | None:
+    """The tools as templates take them."""
+    if not fields.tools:
+        return None
+    return [tool.model_dump(exclude_none=True) for tool in fields.tools]
+
+
+def template_variables(fields: TemplateFields) -> dict[str, Any]:
+    """The template's variables that the client sets.
+
+    Raises:
+        ApiError: one that is not the client's to set.
+    """
+    variables = fields.chat_template_kwargs or {}
+    for name in variables:
+        if name in _OWN_VARIABLES or name.endswith("_token"):
+            raise invalid(f"chat_template_kwargs: {name!r} can't be set", "chat_template_kwargs", "invalid_value")
+    return variables
+
+
+def plain_messages(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as templates take them.
+
+    Few templates know the role `developer`; for the others it is `system`. The arguments of calls are objects.
+    """
+    template = tokenizer.chat_template
+    knows_developer = template is not None and "developer" in template.source
+    plain = []
+    for index, message in enumerate(messages):
+        fields: dict[str, Any] = {"role": message.role}
+        if message.content is not None or isinstance(message, AssistantMessage):
+            fields["content"] = _plain_content(message.content)
+        if message.name is not None:
+            fields["name"] = message.name
+        match message:
+            case InstructionMessage(role="developer") if not knows_developer:
+                fields["role"] = "system"
+            case AssistantMessage():
+                if message.reasoning_content is not None:
+                    fields["reasoning_content"] = message.reasoning_content
+                if message.tool_calls:
+                    fields["tool_calls"] = [
+                        {
+                            "id": call.id,
+                            "type": call.type,
+                            "function": {
+                                "name": call.function.name,
+                                "arguments": _arguments(call.function.arguments, f"messages.{index}.tool_calls.{i}"),
+                            },
+                        }
+                        for i, call in enumerate(message.tool_calls)
+                    ]
+                elif message.content is None:
+                    raise invalid(
+                        f"messages.{index}.content: only a message with tool calls may go without",
+                        f"messages.{index}.content",
+                        "missing_required_parameter",
+                    )
+            case ToolMessage(tool_call_id=str()):
+                fields["tool_call_id"] = message.tool_call_id
+        plain.append(fields)
+    return plain
+
+
+def _plain_content(content: Content | None) -> Any:
+    if content is None:
+        return ""
+    return content if isinstance(content, str) else [part.model_dump() for part in content]
+
+
+def _arguments(text: str, where: str) -> dict[str, Any]:
+    param = f"{where}.function.arguments"
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _no_object(param) from None
+    if not isinstance(value, dict):
+        raise _no_object(param)
+    return value
+
+
+def _no_object(param: str) -> ApiError:
+    return invalid(f"{param}: must be a JSON object, as text", param, "invalid_value")
+
+
+def _tool_format(tokenizer: Tokenizer, tools: list[dict[str, Any]]) -> ToolFormat:
+    template = tokenizer.chat_templates.get("tool_use") or tokenizer.chat_template
+    if template is None:
+        raise TemplateError("the model has no chat template, so it can't take tools")
+    if template.render(_PROBE) == template.render(_PROBE, tools):
+        raise invalid("tools: the model's chat template has no place for them", "tools", "unsupported")
+    return tool_format(template.source)

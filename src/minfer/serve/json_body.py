@@ -1,0 +1,100 @@
+"""Request bodies: JSON in UTF-8, taken strictly, of bounded size, within bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import email.message
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import pydantic_core
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
+
+from minfer.serve.config import Limits
+from minfer.serve.errors import ApiError, invalid
+
+_PATIENCE: Final = 4
+"""So many times the limit is read and thrown away, since few clients listen for an answer while they still send."""
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before it had its answer."""
+
+
+class JsonRoute(APIRoute):
+    """A route whose body, where it has one, is read by `read_json`; all else is FastAPI's."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+
+        async def handle_json(request: Request) -> Response:
+            limits: Limits = request.app.state.server.config.limits
+            value = await read_json(request, limits)
+            return await handle(_ParsedRequest(request.scope, request.receive, value))
+
+        return handle_json
+
+
+class _ParsedRequest(Request):
+    """A request whose body has been read."""
+
+    def __init__(self, scope: Scope, receive: Receive, value: Any) -> None:
+        super().__init__(scope, receive)
+        self._value = value
+
+    async def body(self) -> bytes:
+        return b"read"  # FastAPI asks whether there is one, and then for the value
+
+    async def json(self) -> Any:
+        return self._value
+
+
+async def read_json(request: Request, limits: Limits) -> Any:
+    """The body's value.
+
+    Raises:
+        ApiError: too large (413), too slow (408), no JSON type (415), or no JSON (400).
+        ClientGoneError: the client went away.
+    """
+    message = email.message.Message()
+    message["content-type"] = request.headers.get("content-type", "")
+    if message.get_content_type() != "application/json":
+        # A page on the web can make a browser post other types to this machine without asking, but not this one.
+        raise ApiError(415, "the Content-Type must be application/json", "unsupported_media_type")
+    if message.get_content_charset("utf-8") not in ("utf-8", "utf8"):
+        raise ApiError(415, "the body must be in UTF-8", "unsupported_media_type")
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise ApiError(415, "compressed bodies are not supported", "unsupported_media_type")
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            data = await _read(request, limits.max_body_bytes)
+    except TimeoutError:
+        message_ = f"the body did not arrive within {limits.body_timeout_s:g} s"
+        raise ApiError(408, message_, "request_timeout", headers={"Connection": "close"}) from None
+    except ClientDisconnect:
+        raise ClientGoneError from None
+    if not data:
+        raise invalid("the body is empty; it must be a JSON object", code="invalid_json")
+    try:
+        return pydantic_core.from_json(bytes(data), allow_inf_nan=False, cache_strings="none")
+    except ValueError as error:
+        raise invalid(f"the body is not valid JSON: {error}", code="invalid_json") from None
+
+
+async def _read(request: Request, max_bytes: int) -> bytearray:
+    data, n_bytes = bytearray(), 0
+    async for chunk in request.stream():
+        n_bytes += len(chunk)
+        if n_bytes <= max_bytes:
+            data += chunk
+        elif n_bytes > _PATIENCE * max_bytes:
+            break
+    if n_bytes > max_bytes:
+        message = f"the body is larger than {max_bytes} bytes"
+        raise ApiError(413, message, "request_too_large", headers={"Connection": "close"})
+    return data

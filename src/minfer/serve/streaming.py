@@ -1,0 +1,94 @@
+"""Answers that go out while the client is watched: as server-sent events, or whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from minfer.serve.errors import api_error
+from minfer.serve.json_body import ClientGoneError
+from minfer.serve.record import Outcome, record_of
+from minfer.serve.submission import Submission
+
+T = TypeVar("T")
+
+KEEP_ALIVE: Final = b": still here\n\n"
+_END: Final = b"data: [DONE]\n\n"
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of the work, which is cancelled when the client closes the connection first.
+
+    Raises:
+        ClientGoneError: it did.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGoneError
+    finally:
+        for pending in (task, watcher):
+            pending.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def event(data: BaseModel | dict[str, Any]) -> bytes:
+    """One server-sent event with JSON in it."""
+    text = data.model_dump_json() if isinstance(data, BaseModel) else json.dumps(data)
+    return f"data: {text}\n\n".encode()
+
+
+class EventStream(Response):
+    """A stream of server-sent events, with `[DONE]` at its end. An error on the way is told in an event of its own.
+
+    The submission is cancelled when the stream ends, however it ends.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, submission: Submission, events: AsyncIterator[bytes], send_timeout_s: float) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._submission = submission
+        self._events = events
+        self._send_timeout_s = send_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._submission:
+            await unless_gone(receive, self._send_all(scope, send))
+
+    async def _send_all(self, scope: Scope, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for data in self._events:
+                await self._send(send, data)
+        except ClientGoneError:
+            raise
+        except Exception as error:  # noqa: BLE001  # the status is out already: the stream is where it can be told
+            answer = api_error(error)
+            record = record_of(scope)
+            record.error, record.outcome = answer.message, Outcome.ERROR
+            await self._send(send, event(answer.body()))
+        await self._send(send, _END)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._send_timeout_s):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except TimeoutError:
+            raise ClientGoneError from None

@@ -1,0 +1,102 @@
+"""From the engine's thread to the event loop: the events of a request, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from minfer.serve.engine_protocol import (
+    Engine,
+    Event,
+    Failed,
+    RequestHandle,
+    SampleDelta,
+    SampleDone,
+    ServeRequest,
+    Started,
+)
+from minfer.serve.record import RequestRecord
+
+
+class Submission:
+    """The prompts of one HTTP request at the engine. Leaving it as a context cancels what is not over yet.
+
+    Iterated, it gives `(index of the prompt, event)` until all prompts are done, and None after each `patience_s`
+    without news. An event `Failed` is raised as its error.
+    """
+
+    def __init__(
+        self, engine: Engine, requests: Sequence[ServeRequest], record: RequestRecord, patience_s: float
+    ) -> None:
+        """Submits all of the prompts, or none.
+
+        Raises:
+            MinferError: as `Engine.submit`.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._record = record
+        self._patience_s = patience_s
+        record.n_prompt_tokens = sum(len(request.prompt_tokens) for request in requests)
+        self._n_open = [request.n_samples for request in requests]
+        self._handles: list[RequestHandle] = []
+        self.submitted_s = time.perf_counter()
+        try:
+            for index, request in enumerate(requests):
+                self._handles.append(engine.submit(request, partial(self._tell, index)))
+        except BaseException:
+            self.cancel()
+            raise
+
+    def cancel(self, prompt: int | None = None) -> None:
+        """Cancels one prompt, or all."""
+        for handle in self._handles if prompt is None else [self._handles[prompt]]:
+            handle.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Event] | None]:
+        while any(self._n_open):
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    prompt, event = await self._queue.get()
+            except TimeoutError:
+                yield None
+                continue
+            self._note(prompt, event)
+            yield prompt, event
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def _tell(self, prompt: int, event: Event) -> None:
+        """Runs in the engine's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, (prompt, event))
+
+    def _note(self, prompt: int, event: Event) -> None:
+        record = self._record
+        match event:
+            case Failed():
+                self._n_open[prompt] = 0
+                raise event.error
+            case Started():
+                record.n_cached_tokens += event.n_cached_tokens
+                record.queue_s = max(record.queue_s or 0.0, time.perf_counter() - self.submitted_s)
+            case SampleDelta():
+                record.n_generated_tokens += len(event.tokens)
+                if record.first_token_s is None:
+                    record.first_token_s = record.age_s
+            case SampleDone(stats=stats):
+                self._n_open[prompt] -= 1
+                record.finish_reasons.append(event.cause.value)
+                if stats.n_generated_tokens > 1:
+                    record.per_token_s.append(stats.decode_s / (stats.n_generated_tokens - 1))

@@ -1,0 +1,200 @@
+"""Tool calls in what a model writes, told apart from its text.
+
+Two forms are read. *Tagged*, of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, anywhere
+in the answer. *Bare JSON*, of Llama 3 and Mistral: the whole answer is one or several objects with `name` and
+`parameters` or `arguments`. What looks like a call and can't be read as one stays text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final, Protocol
+
+from minfer.errors import UnsupportedError
+from minfer.serve.marks import n_held
+
+OPEN: Final = "<tool_call>"
+CLOSE: Final = "</tool_call>"
+
+
+class ToolFormat(Enum):
+    """How a family of models writes calls."""
+
+    TAGGED = auto()
+    BARE_JSON = auto()
+
+
+def tool_format(template: str) -> ToolFormat:
+    """The form that a chat template teaches its model.
+
+    Raises:
+        UnsupportedError: another form than those read here.
+    """
+    if "<function=" not in template and "[ARGS]" not in template:
+        if OPEN in template:
+            return ToolFormat.TAGGED
+        if "[TOOL_CALLS]" in template or '"parameters"' in template:
+            return ToolFormat.BARE_JSON
+    raise UnsupportedError(
+        "the form in which the model's chat template has tools called",
+        ['<tool_call>{"name": ..., "arguments": ...}</tool_call>', 'JSON with "name" and "parameters" or "arguments"'],
+    )
+
+
+@dataclass(frozen=True)
+class ParsedCall:
+    """A call of a tool; `arguments` is a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
+Piece = str | ParsedCall
+
+
+class CallParser(Protocol):
+    """Takes the text of an answer piece by piece."""
+
+    def push(self, text: str) -> list[Piece]:
+        """The text and calls that this piece completes."""
+        ...
+
+    def finish(self) -> list[Piece]:
+        """What is left at the end."""
+        ...
+
+
+def call_parser(form: ToolFormat | None, names: Collection[str]) -> CallParser:
+    """A parser for one answer; None reads no calls. `names` are the tools that there are."""
+    match form:
+        case ToolFormat.TAGGED:
+            return TaggedCalls()
+        case ToolFormat.BARE_JSON:
+            return BareCalls(names)
+        case None:
+            return NoCalls()
+
+
+class NoCalls:
+    """Everything is text."""
+
+    def push(self, text: str) -> list[Piece]:
+        return [text] if text else []
+
+    def finish(self) -> list[Piece]:
+        return []
+
+
+class TaggedCalls:
+    """Calls between tags. White space around them is not part of the text."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._in_call = False
+        self._after_call = False
+
+    def push(self, text: str) -> list[Piece]:
+        self._held += text
+        pieces: list[Piece] = []
+        while True:
+            mark = CLOSE if self._in_call else OPEN
+            before, found, after = self._held.partition(mark)
+            if not found:
+                break
+            if self._in_call:
+                call = _read_call(before)
+                pieces += self._text(f"{OPEN}{before}{CLOSE}") if call is None else [call]
+                self._after_call = call is not None
+            else:
+                pieces += self._text(before.rstrip())
+            self._held, self._in_call = after, not self._in_call
+        if not self._in_call:
+            shown = self._held[: len(self._held) - n_held(self._held, OPEN)].rstrip()
+            self._held = self._held[len(shown) :]
+            pieces += self._text(shown)
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        held, self._held = self._held, ""
+        if not self._in_call:
+            return self._text(held if held.strip() or not self._after_call else "")
+        call = _read_call(held)  # some models end their answer without the closing tag
+        return [call] if call is not None else self._text(OPEN + held)
+
+    def _text(self, text: str) -> list[Piece]:
+        if self._after_call:
+            text = text.lstrip()
+        if not text:
+            return []
+        self._after_call = False
+        return [text]
+
+
+class BareCalls:
+    """The answer is calls and nothing else, or it is text. Only tools that exist are called."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = frozenset(names)
+        self._held = ""
+        self._is_text = False
+
+    def push(self, text: str) -> list[Piece]:
+        self._held += text
+        start = self._held.lstrip()
+        if start and not start.startswith(("{", "[")):
+            self._is_text = True
+        return self._release() if self._is_text else []
+
+    def finish(self) -> list[Piece]:
+        values = _read_values(self._held)
+        calls = [_as_call(value) for value in values or ()]
+        known = [call for call in calls if call is not None and call.name in self._names]
+        if not known or len(known) < len(calls):
+            return self._release()
+        self._held = ""
+        return list(known)
+
+    def _release(self) -> list[Piece]:
+        text, self._held = self._held, ""
+        return [text] if text else []
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
+
+
+def _read_call(text: str) -> ParsedCall | None:
+    values = _read_values(text)
+    return _as_call(values[0]) if values is not None and len(values) == 1 else None
+
+
+def _read_values(text: str) -> list[Any] | None:
+    """The JSON values of a text, of which a list counts as its items; None where there is something else in it."""
+    values: list[Any] = []
+    rest = text.strip()
+    while rest:
+        try:
+            value, end = _DECODER.raw_decode(rest)
+        except (ValueError, RecursionError):
+            return None
+        values += value if isinstance(value, list) else [value]
+        rest = rest[end:].lstrip(" \t\r\n;")
+    return values
+
+
+def _as_call(value: Any) -> ParsedCall | None:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):  # written as text within the JSON
+        inner = _read_values(arguments)
+        arguments = inner[0] if inner is not None and len(inner) == 1 else None
+    if not isinstance(arguments, dict):
+        return None
+    return ParsedCall(value["name"], json.dumps(arguments, ensure_ascii=False))
