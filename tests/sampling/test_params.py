@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minfer.errors import ParameterError
-from minfer.sampling import SamplingParams
+from minfer.sampling import SAMPLERS, SamplingParams
 
 INF, NAN = math.inf, math.nan
 
@@ -18,8 +18,14 @@ def test_defaults() -> None:
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.8, 40, 0.95, 0.05)
     assert (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) == (1.0, 0.0, 0.0)
     assert (params.penalty_window, dict(params.logit_bias), params.seed) == (64, {}, None)
+    assert (params.dynatemp_range, params.dynatemp_exponent, params.typical_p, params.top_n_sigma) == (0, 1, 1, -1)
+    assert (params.xtc_probability, params.xtc_threshold, params.min_keep) == (0, 0.1, 0)
+    assert (params.dry_multiplier, params.dry_base, params.dry_allowed_length) == (0, 1.75, 2)
+    assert (params.dry_penalty_last_n, params.dry_sequence_breakers) == (-1, ("\n", ":", '"', "*"))
+    assert (params.mirostat, params.mirostat_tau, params.mirostat_eta) == (0, 5, 0.1)
+    assert params.samplers == SAMPLERS
     assert not params.is_greedy
-    assert not params.has_penalties
+    assert SamplingParams(temperature=0).is_greedy
 
 
 @pytest.mark.parametrize(
@@ -48,6 +54,37 @@ def test_defaults() -> None:
         ("frequency_penalty", -2.01),
         ("presence_penalty", 2.01),
         ("presence_penalty", NAN),
+        ("dynatemp_range", -0.1),
+        ("dynatemp_range", 0.9),
+        ("dynatemp_exponent", 0),
+        ("typical_p", 0),
+        ("typical_p", 1.1),
+        ("top_n_sigma", -0.5),
+        ("top_n_sigma", INF),
+        ("xtc_probability", -0.1),
+        ("xtc_probability", 1.1),
+        ("xtc_threshold", 0),
+        ("xtc_threshold", 1.1),
+        ("min_keep", -1),
+        ("min_keep", 1.0),
+        ("dry_multiplier", -0.1),
+        ("dry_multiplier", NAN),
+        ("dry_base", 0.99),
+        ("dry_allowed_length", 0),
+        ("dry_penalty_last_n", -2),
+        ("dry_sequence_breakers", "\n"),
+        ("dry_sequence_breakers", [""]),
+        ("dry_sequence_breakers", [1]),
+        ("dry_sequence_breakers", None),
+        ("mirostat", 3),
+        ("mirostat", -1),
+        ("mirostat", True),
+        ("mirostat_tau", -1),
+        ("mirostat_eta", -0.1),
+        ("samplers", "top_k"),
+        ("samplers", ["top-k"]),
+        ("samplers", ["top_k", "top_k"]),
+        ("samplers", [3]),
         ("penalty_window", -2),
         ("penalty_window", 1.5),
         ("logit_bias", {1: INF}),
@@ -87,6 +124,22 @@ def test_the_message_has_the_value_and_the_range() -> None:
         ("repetition_penalty", 1e-9),
         ("frequency_penalty", -2),
         ("presence_penalty", 2),
+        ("dynatemp_range", 0.8),
+        ("typical_p", 1),
+        ("top_n_sigma", 0),
+        ("top_n_sigma", -1),
+        ("xtc_probability", 1),
+        ("xtc_threshold", 1),
+        ("min_keep", 0),
+        ("dry_multiplier", 0),
+        ("dry_base", 1),
+        ("dry_allowed_length", 1),
+        ("dry_penalty_last_n", 0),
+        ("dry_sequence_breakers", ()),
+        ("mirostat", 2),
+        ("mirostat_tau", 0),
+        ("mirostat_eta", 0),
+        ("samplers", ()),
         ("penalty_window", -1),
         ("penalty_window", 0),
         ("logit_bias", {0: -INF, 7: 1.5}),
@@ -124,14 +177,7 @@ def test_takes_keywords_only() -> None:
         SamplingParams(0.5)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("params", "expected"),
-    [
-        (SamplingParams(repetition_penalty=1.1), True),
-        (SamplingParams(frequency_penalty=-0.1), True),
-        (SamplingParams(presence_penalty=0.1), True),
-        (SamplingParams(presence_penalty=0.1, penalty_window=0), False),
-    ],
-)
-def test_has_penalties(params: SamplingParams, expected: bool) -> None:
-    assert params.has_penalties is expected
+def test_sequences_become_tuples() -> None:
+    params = SamplingParams(samplers=["temperature", "top_k"], dry_sequence_breakers=["x"])  # type: ignore[arg-type]
+    assert (params.samplers, params.dry_sequence_breakers) == (("temperature", "top_k"), ("x",))
+    assert hash(params) == hash(SamplingParams(samplers=("temperature", "top_k"), dry_sequence_breakers=("x",)))

@@ -1,29 +1,71 @@
 """The tokens that may still be drawn, and their fixed order.
 
 The order is by descending logit, ties by lower token id. It is total, so a cut or a draw is the same on every machine.
-A vocabulary has up to some 250,000 tokens and a cut keeps tens, so the order is never made for more tokens than needed.
+`Tokens` is what the stages of the pipeline see: either `Candidates`, a list of tokens with their logits, or, until a
+stage has cut it down, the whole vocabulary (`whole.py`), which is not listed where that can be avoided.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from minfer.sampling.vocabulary import threshold
+
 _FIRST_PREFIX = 64
 _PREFIX_GROWTH = 16
-_MIN_GROUPS = 1024
-_GROUPS_PER_CANDIDATE = 8
+
+
+class Tokens(Protocol):
+    """Tokens with their logits, float64: finite, or -inf for a token that is banned. One at least is not banned."""
+
+    def __len__(self) -> int:
+        """How many there are, banned ones included."""
+        ...
+
+    def largest(self) -> float:
+        """The largest logit; -inf only where a stage has just banned the last token, and must say so."""
+        ...
+
+    def total(self) -> float:
+        """The sum of e**(logit - largest logit): what makes probabilities of `weights`."""
+        ...
+
+    def leading(self, n: int) -> Candidates:
+        """The first `n` >= 1 in the fixed order, in that order; fewer where fewer are not banned."""
+        ...
+
+    def at_least(self, logit: float) -> Candidates:
+        """Those with at least that logit, which is finite, in any order."""
+        ...
+
+    def listed(self) -> Candidates:
+        """All that are not banned, in any order."""
+        ...
+
+    def logits_of(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The logits of some tokens; -inf for one that is not here any more."""
+        ...
+
+    def with_logits(self, ids: NDArray[np.int64], logits: NDArray[np.float64]) -> Tokens:
+        """The same with other logits for some tokens, no two alike; what is not here any more stays away."""
+        ...
+
+    def masked(self, allowed: NDArray[np.bool_]) -> Tokens:
+        """The same with every token banned whose entry in `allowed`, shape (n_vocab,), is false."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Tokens with their logits. Never empty, and at least one logit is finite.
+    """Tokens as a list; see `Tokens`.
 
     Attributes:
         ids: token ids, int64, shape (n_candidates,), no two alike.
-        logits: float64, shape (n_candidates,); finite, or -inf for a banned token.
+        logits: float64, shape (n_candidates,).
     """
 
     ids: NDArray[np.int64]
@@ -32,23 +74,48 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def largest(self) -> float:
+        return float(self.logits.max())
+
+    def total(self) -> float:
+        return float(weights(self).sum())
+
+    def leading(self, n: int) -> Candidates:
+        kept = self.listed()
+        if n < len(kept):  # only what reaches a threshold is sorted
+            kept = kept.at_least(threshold(kept.logits, n))
+        return select(kept, np.lexsort((kept.ids, -kept.logits))[:n])
+
+    def at_least(self, logit: float) -> Candidates:
+        return select(self, self.logits >= logit)
+
+    def listed(self) -> Candidates:
+        banned = self.logits == -np.inf
+        return select(self, ~banned) if banned.any() else self
+
+    def logits_of(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        places, found = self._find(ids)
+        return np.where(found, self.logits[places], -np.inf)
+
+    def with_logits(self, ids: NDArray[np.int64], logits: NDArray[np.float64]) -> Candidates:
+        places, found = self._find(ids)
+        changed = self.logits.copy()
+        changed[places[found]] = logits[found]
+        return Candidates(self.ids, changed)
+
+    def masked(self, allowed: NDArray[np.bool_]) -> Candidates:
+        return Candidates(self.ids, np.where(allowed[self.ids], self.logits, -np.inf))
+
+    def _find(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """Where each of `ids` is, and whether it is there at all."""
+        order = np.argsort(self.ids)
+        places = order[np.minimum(np.searchsorted(self.ids, ids, sorter=order), len(order) - 1)]
+        return places, self.ids[places] == ids
+
 
 def select(candidates: Candidates, index: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Candidates:
     """The candidates at `index` (a mask, positions or a slice), in its order."""
     return Candidates(candidates.ids[index], candidates.logits[index])
-
-
-def leading(candidates: Candidates, n: int) -> Candidates:
-    """The first `n` candidates in the fixed order, or all if there are fewer; tokens that are banned may be left out.
-
-    Only what reaches a threshold is sorted.
-    """
-    if n < len(candidates):
-        threshold = _threshold(candidates.logits, n)
-        reaches = candidates.logits >= threshold if threshold > -np.inf else candidates.logits > threshold
-        candidates = select(candidates, reaches)
-    order = np.lexsort((candidates.ids, -candidates.logits))
-    return select(candidates, order[:n])
 
 
 def weights(candidates: Candidates) -> NDArray[np.float64]:
@@ -60,33 +127,19 @@ def weights(candidates: Candidates) -> NDArray[np.float64]:
     return relative
 
 
-def nucleus(candidates: Candidates, share: float) -> Candidates:
-    """The shortest beginning of the fixed order that holds at least `share` of the probability.
+def nucleus(tokens: Tokens, share: float, min_keep: int = 1) -> Candidates:
+    """The shortest beginning of the fixed order that holds at least `share` of the probability, and `min_keep` tokens.
 
-    Its last candidate is never a banned one. `share` is in (0, 1].
+    None of them is banned. `share` is in (0, 1].
     """
-    total = float(weights(candidates).sum())
-    n = _FIRST_PREFIX
+    target = share * tokens.total()
+    n = max(_FIRST_PREFIX, min_keep)
     while True:
-        prefix = leading(candidates, n)
+        prefix = tokens.leading(n)
         cumulative = np.cumsum(weights(prefix))
-        if cumulative[-1] >= share * total or n >= len(candidates):
+        if cumulative[-1] >= target or n >= len(tokens):
             break
         n *= _PREFIX_GROWTH
     # Summed in another order, the total can differ from the last cumulative weight in its last bits.
-    target = min(share * total, float(cumulative[-1]))
-    return select(prefix, slice(0, int(np.searchsorted(cumulative, target, side="left")) + 1))
-
-
-def _threshold(logits: NDArray[np.float64], n: int) -> float:
-    """A value that the `n` largest logits reach, and few others do; -inf where fewer than `n` are not banned.
-
-    With the logits dealt into interleaved groups (but for a rest of less than one round), it is the n-th largest of
-    the groups' maxima: n groups have an element that reaches it, hence so do the n largest of all elements. These
-    maxima are many times faster than a partition.
-    """
-    n_groups = max(_MIN_GROUPS, _GROUPS_PER_CANDIDATE * n)
-    if 2 * n_groups <= len(logits):
-        in_groups = logits[: len(logits) // n_groups * n_groups]
-        logits = in_groups.reshape(-1, n_groups).max(axis=0)
-    return float(np.partition(logits, len(logits) - n)[len(logits) - n])
+    reached = int(np.searchsorted(cumulative, min(target, float(cumulative[-1])), side="left")) + 1
+    return select(prefix, slice(0, max(reached, min_keep)))

@@ -1,0 +1,112 @@
+"""The whole vocabulary as `Tokens`, without a list of it: float32 logits as the model gave them, and what changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minfer.sampling.candidates import Candidates
+from minfer.sampling.vocabulary import VocabularyOps
+
+_MOST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, eq=False)
+class WholeVocabulary:
+    """Every token; see `Tokens`.
+
+    Few tokens have other logits than the model gave them (a bias, penalties). Those are kept beside, in float64, and
+    banned in a copy of the rest, so that the passes over the vocabulary are those of `VocabularyOps`.
+
+    Attributes:
+        logits: float32, shape (n_vocab,); never written to.
+        ops: does the passes over the vocabulary.
+        best: the token with the largest of `logits`, the lowest id among equals.
+        changed_ids: int64, ascending: the tokens that have another logit than in `logits`.
+        changed_logits: float64: these.
+    """
+
+    logits: NDArray[np.float32]
+    ops: VocabularyOps
+    best: int
+    changed_ids: NDArray[np.int64]
+    changed_logits: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    def largest(self) -> float:
+        if not len(self.changed_ids):
+            return float(self.logits[self.best])
+        return max(float(self._unchanged.max()), float(self.changed_logits.max()))
+
+    def total(self) -> float:
+        largest = self.largest()
+        total = self.ops.exp_sum(self._unchanged, largest)
+        return total + float(np.exp(self.changed_logits - largest).sum())
+
+    def leading(self, n: int) -> Candidates:
+        if n == 1 and not len(self.changed_ids):
+            return self._unchanged_candidates(np.array([self.best], np.int64))
+        ids = self.ops.top_k(self._unchanged, min(n, len(self)))
+        return self._with_changed(ids).leading(n) if len(self.changed_ids) else self._unchanged_candidates(ids)
+
+    def at_least(self, logit: float) -> Candidates:
+        # A float32 that is not above it finds them all among float32 logits; then float64 decides.
+        below = np.nextafter(np.float32(min(max(logit, -_MOST), _MOST)), np.float32(-_MOST))
+        return self._with_changed(np.flatnonzero(self._unchanged >= below)).at_least(logit)
+
+    def listed(self) -> Candidates:
+        return self._with_changed(np.flatnonzero(self._unchanged > -np.inf)).listed()
+
+    def logits_of(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        found = self.logits[ids].astype(np.float64)
+        if len(self.changed_ids):
+            places = np.minimum(np.searchsorted(self.changed_ids, ids), len(self.changed_ids) - 1)
+            found = np.where(self.changed_ids[places] == ids, self.changed_logits[places], found)
+        return found
+
+    def with_logits(self, ids: NDArray[np.int64], logits: NDArray[np.float64]) -> WholeVocabulary:
+        kept = ~np.isin(self.changed_ids, ids)
+        all_ids = np.concatenate([self.changed_ids[kept], ids])
+        all_logits = np.concatenate([self.changed_logits[kept], logits])
+        order = np.argsort(all_ids)
+        return WholeVocabulary(self.logits, self.ops, self.best, all_ids[order], all_logits[order])
+
+    def masked(self, allowed: NDArray[np.bool_]) -> WholeVocabulary:
+        logits = np.where(allowed, self.logits, np.float32(-np.inf))
+        changed_logits = np.where(allowed[self.changed_ids], self.changed_logits, -np.inf)
+        return WholeVocabulary(logits, self.ops, int(logits.argmax()), self.changed_ids, changed_logits)
+
+    @cached_property
+    def _unchanged(self) -> NDArray[np.float32]:
+        """The logits, with the tokens banned that have another one."""
+        if not len(self.changed_ids):
+            return self.logits
+        unchanged = self.logits.copy()
+        unchanged[self.changed_ids] = -np.inf
+        return unchanged
+
+    def _unchanged_candidates(self, ids: NDArray[np.int64]) -> Candidates:
+        return Candidates(ids, self.logits[ids].astype(np.float64))
+
+    def _with_changed(self, ids: NDArray[np.int64]) -> Candidates:
+        """Tokens that have not changed, and all that have."""
+        if not len(self.changed_ids):
+            return self._unchanged_candidates(ids)
+        some = self._unchanged_candidates(ids)
+        return Candidates(
+            np.concatenate([some.ids, self.changed_ids]), np.concatenate([some.logits, self.changed_logits])
+        )
+
+
+def whole_vocabulary(logits: NDArray[np.float32], ops: VocabularyOps) -> WholeVocabulary:
+    """All tokens, with the logits that the model gave them.
+
+    Raises:
+        ModelError: a logit is NaN or +inf, or all are -inf.
+    """
+    return WholeVocabulary(logits, ops, ops.arg_max(logits), np.empty(0, np.int64), np.empty(0))
