@@ -203,6 +203,11 @@ class FakeEngine:
                 start_s = time.perf_counter()
                 with self._changed:
                     self._drop_cancelled()
+                    self._changed.notify_all()
+                    if self._permits == 0:
+                        continue  # it was only woken to drop some
+                    if self._permits is not None:
+                        self._permits -= 1
                     self._admit()
                     active = list(self._active)
                 n_prefill = sum(self._prefill(job) for job in active if job.n_read < len(job.request.prompt_tokens))
@@ -235,11 +240,7 @@ class FakeEngine:
             self._changed.wait_for(ready)
             if self._crash is not None:
                 raise self._crash
-            if self._is_closed:
-                return False
-            if self._permits:
-                self._permits -= 1
-            return True
+            return not self._is_closed
 
     def _drop_cancelled(self) -> None:
         for job in [job for job in (*self._queued, *self._active) if job.is_cancelled and not job.is_over]:

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from minfer.serve.json_body import ClientGoneError
+from minfer.serve.errors import ClientGoneError
 from minfer.serve.metrics import Metrics
 from minfer.serve.record import Outcome, RequestRecord, outcome_of_status, start_record
 

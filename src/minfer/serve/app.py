@@ -7,7 +7,7 @@ from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
 import minfer
-from minfer.serve import chat, health
+from minfer.serve import chat, completions, health, text_routes
 from minfer.serve.access_log import Observed
 from minfer.serve.auth import HostGuard, KeyGuard, served_names
 from minfer.serve.config import ServerConfig
@@ -15,7 +15,7 @@ from minfer.serve.errors import ErrorBoundary, install_error_handlers
 from minfer.serve.metrics import Metrics
 from minfer.serve.state import ServerState
 
-_ROUTERS = (chat.router, health.router)
+_ROUTERS = (chat.router, completions.router, text_routes.router, health.router)
 
 
 def create_app(config: ServerConfig) -> FastAPI:

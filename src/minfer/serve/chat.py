@@ -10,7 +10,7 @@ from minfer.serve.errors import invalid
 from minfer.serve.json_body import JsonRoute
 from minfer.serve.openapi import GENERATION_ERRORS, JSON_OR_EVENTS
 from minfer.serve.record import record_of
-from minfer.serve.requests import check_fields, check_model, room, serve_request
+from minfer.serve.requests import check_fields, check_model, note_prompt, room, serve_request
 from minfer.serve.schema_chat import ChatRequest, ChatResponse
 from minfer.serve.state import server_state
 from minfer.serve.streaming import EventStream, unless_gone
@@ -29,6 +29,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Continues a conversation. With `stream`, the answer comes as server-sent events of type `ChatChunk`."""
     state = server_state(request)
     engine, limits = state.ready_engine(), state.config.limits
+    note_prompt(request, state.config, body)
     check_model(engine, state.config, body.model)
     check_fields(engine, limits, body)
     max_tokens = _max_tokens(body)

@@ -41,7 +41,7 @@ def chat_prompt(
         MinferError: the template fails.
     """
     tools = plain_tools(fields) if with_tools else None
-    form = _tool_format(tokenizer, tools) if tools else None
+    form = tool_format(check_tools(tokenizer, tools)) if tools else None
     variables = template_variables(fields)
     ids = tokenizer.encode_chat(plain_messages(tokenizer, messages), tools, **variables)
     tail = tokenizer.detokenize(ids[-_N_TAIL_TOKENS:]).rstrip()
@@ -134,10 +134,16 @@ def _no_object(param: str) -> ApiError:
     return invalid(f"{param}: must be a JSON object, as text", param, "invalid_value")
 
 
-def _tool_format(tokenizer: Tokenizer, tools: list[dict[str, Any]]) -> ToolFormat:
+def check_tools(tokenizer: Tokenizer, tools: list[dict[str, Any]]) -> str:
+    """The source of the template that writes tools into a prompt.
+
+    Raises:
+        ApiError: the model's template leaves tools out.
+        TemplateError: there is none.
+    """
     template = tokenizer.chat_templates.get("tool_use") or tokenizer.chat_template
     if template is None:
         raise TemplateError("the model has no chat template, so it can't take tools")
     if template.render(_PROBE) == template.render(_PROBE, tools):
         raise invalid("tools: the model's chat template has no place for them", "tools", "unsupported")
-    return tool_format(template.source)
+    return template.source

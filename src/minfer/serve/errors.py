@@ -25,6 +25,7 @@ from minfer.errors import (
     UnsupportedError,
 )
 from minfer.serve.engine_protocol import EngineClosedError, QueueFullError
+from minfer.serve.record import record_of
 
 _logger = logging.getLogger("minfer.serve")
 
@@ -47,6 +48,10 @@ class ErrorResponse(BaseModel):
     """The body of every answer that is not a success."""
 
     error: ErrorBody
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before it had its answer."""
 
 
 @dataclass(eq=False)
@@ -120,19 +125,23 @@ def api_error(error: Exception) -> ApiError:
 def install_error_handlers(app: FastAPI) -> None:
     """Makes every error of the application leave in OpenAI's shape."""
 
+    def answer(request: Request, error: ApiError) -> JSONResponse:
+        record_of(request.scope).error = error.code
+        return error.response()
+
     def other(request: Request, error: Exception) -> JSONResponse:
-        return api_error(error).response()
+        return answer(request, api_error(error))
 
     def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         phrase = HTTPStatus(error.status_code).phrase
         message = f"{phrase}: {request.method} {request.url.path}"
         code = "_".join(phrase.lower().split())
-        return ApiError(error.status_code, message, code, headers=dict(error.headers or {})).response()
+        return answer(request, ApiError(error.status_code, message, code, headers=dict(error.headers or {})))
 
     def validation(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return _validation_error(error).response()
+        return answer(request, _validation_error(error))
 
     app.add_exception_handler(RequestValidationError, validation)
     app.add_exception_handler(HTTPException, http)
@@ -159,8 +168,11 @@ class ErrorBoundary:
 
         try:
             await self._app(scope, receive, watched)
+        except ClientGoneError:
+            raise  # there is nobody to answer
         except Exception as error:
             answer = api_error(error)
+            record_of(scope).error = answer.code
             if started:
                 raise  # half an answer is out: the connection is cut, so that nobody takes it for a whole one
             await answer.response()(scope, receive, send)

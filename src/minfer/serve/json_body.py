@@ -14,14 +14,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from minfer.serve.config import Limits
-from minfer.serve.errors import ApiError, invalid
+from minfer.serve.errors import ApiError, ClientGoneError, invalid
 
 _PATIENCE: Final = 4
 """So many times the limit is read and thrown away, since few clients listen for an answer while they still send."""
-
-
-class ClientGoneError(Exception):
-    """The client closed the connection before it had its answer."""
 
 
 class JsonRoute(APIRoute):

@@ -55,6 +55,7 @@ class RequestRecord:
     """of each answer of more than one token: the mean time from one token to the next"""
     finish_reasons: list[str] = field(default_factory=list)
     error: str | None = None
+    """the code of the error, where there was one"""
     prompt: Any = None
     """what was asked for, only where it is to be logged"""
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from fastapi import Request
+
 from minfer.serve.config import Limits, ServerConfig
 from minfer.serve.engine_protocol import Engine, ServeRequest
 from minfer.serve.errors import ApiError, context_overflow, invalid
+from minfer.serve.record import record_of
 from minfer.serve.schema_common import GenerationFields
+
+
+def note_prompt(request: Request, config: ServerConfig, body: GenerationFields) -> None:
+    """Writes down what was asked for, where that is wanted in the log."""
+    if config.log_prompts:
+        record_of(request.scope).prompt = body.model_dump(exclude_none=True)
 
 
 def check_model(engine: Engine, config: ServerConfig, name: str | None) -> None:

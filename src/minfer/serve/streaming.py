@@ -11,8 +11,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from minfer.serve.errors import api_error
-from minfer.serve.json_body import ClientGoneError
+from minfer.serve.errors import ClientGoneError, api_error
 from minfer.serve.record import Outcome, record_of
 from minfer.serve.submission import Submission
 
@@ -81,7 +80,7 @@ class EventStream(Response):
         except Exception as error:  # noqa: BLE001  # the status is out already: the stream is where it can be told
             answer = api_error(error)
             record = record_of(scope)
-            record.error, record.outcome = answer.message, Outcome.ERROR
+            record.error, record.outcome = answer.code, Outcome.ERROR
             await self._send(send, event(answer.body()))
         await self._send(send, _END)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
