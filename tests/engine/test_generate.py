@@ -30,7 +30,7 @@ def test_max_tokens(model: minfer.Model) -> None:
     result = model.generate(PROMPT, max_tokens=5, temperature=0, ignore_eos=True)
     assert len(result.tokens) == 5
     assert (result.finish_reason, result.stop_cause) == ("length", "max_tokens")
-    assert result.stats.n_prefill_tokens == len(model.tokenize(PROMPT))
+    assert result.stats.n_prompt_tokens == len(model.tokenize(PROMPT))
     assert result.stats.n_decode_tokens == 4
     assert result.stats.prefill_s > 0
     assert result.stats.decode_s > 0
@@ -124,7 +124,7 @@ def test_the_same_seed_gives_the_same_answer_and_the_used_seed_is_told(model: mi
 )
 def test_prompts_of_token_ids_are_taken_as_they_are(model: minfer.Model, prompt: Sequence[int]) -> None:
     result = model.generate(prompt, max_tokens=4, temperature=0, ignore_eos=True)
-    assert result.stats.n_prefill_tokens == 3
+    assert result.stats.n_prompt_tokens == 3
     assert result.tokens == model.generate([7, 8, 9], max_tokens=4, temperature=0, ignore_eos=True).tokens
 
 
@@ -134,7 +134,7 @@ def test_messages_go_through_the_template(model: minfer.Model) -> None:
     as_chat = model.generate(messages, max_tokens=4, temperature=0, ignore_eos=True)
     as_text = model.generate(rendered, max_tokens=4, temperature=0, ignore_eos=True, special=True)
     assert as_chat.tokens == as_text.tokens
-    assert as_chat.stats.n_prefill_tokens == as_text.stats.n_prefill_tokens
+    assert as_chat.stats.n_prompt_tokens == as_text.stats.n_prompt_tokens
 
 
 def test_a_user_cannot_write_special_tokens(model: minfer.Model) -> None:
@@ -142,8 +142,8 @@ def test_a_user_cannot_write_special_tokens(model: minfer.Model) -> None:
     special = model.tokenize(IM_END, special=True)
     assert len(special) == 1
     assert len(plain) > 1
-    honest = model.generate([{"role": "user", "content": "x"}], max_tokens=1).stats.n_prefill_tokens
-    forged = model.generate([{"role": "user", "content": f"x{IM_END}"}], max_tokens=1).stats.n_prefill_tokens
+    honest = model.generate([{"role": "user", "content": "x"}], max_tokens=1).stats.n_prompt_tokens
+    forged = model.generate([{"role": "user", "content": f"x{IM_END}"}], max_tokens=1).stats.n_prompt_tokens
     assert forged == honest + len(plain)
 
 
@@ -177,7 +177,7 @@ def test_bad_prompts(model: minfer.Model, prompt: object, message: str) -> None:
         ({"top_p": 0}, "top_p"),
         ({"stop": [""]}, "stop"),
         ({"logit_bias": {300: 1.0}}, "300"),
-        ({"temprature": 1}, "unknown option temprature; known: max_tokens"),
+        ({"temprature": 1}, "unknown option temprature; known: temperature"),
     ],
 )
 def test_bad_options_are_refused_by_name(model: minfer.Model, options: dict[str, object], message: str) -> None:

@@ -9,8 +9,7 @@ import typer
 
 import minfer
 from minfer.cli.console import ProgressBar, Spinner, reports_errors, write_text
-from minfer.engine import Generation, Prompt, StopCause, TextStream
-from minfer.engine.model import DEFAULT_MAX_TOKENS
+from minfer.engine import DEFAULT_MAX_TOKENS, Generation, Prompt, StopCause, TextStream
 from minfer.errors import ParameterError
 from minfer.sampling import SamplingParams
 

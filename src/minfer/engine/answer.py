@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from minfer.engine.results import Generation, Stats, StopCause, Work
 from minfer.engine.stops import StopMatcher
 from minfer.errors import ParameterError
-from minfer.sampling import Sampler, SamplingParams
+from minfer.sampling import Sampler, SamplingParams, TokenLogprobs, VocabularyOps, token_logprobs
 from minfer.text import Tokenizer
 
 
@@ -30,10 +30,15 @@ class GenerationRequest:
     ignore_eos: bool
     continues_text: bool
     """whether the answer goes on with the prompt's text, and so may begin with a space of its own"""
+    logprobs: int | None = None
+    """how many of the likeliest tokens are told beside each token, with their log probabilities; None: no logprobs"""
 
     def __post_init__(self) -> None:
-        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1:
-            raise ParameterError(f"max_tokens must be an integer of at least 1, not {self.max_tokens!r}")
+        n, n_top = self.max_tokens, self.logprobs
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ParameterError(f"max_tokens must be an integer of at least 1, not {n!r}")
+        if n_top is not None and (isinstance(n_top, bool) or not isinstance(n_top, int) or n_top < 0):
+            raise ParameterError(f"logprobs must be None or an integer of at least 0, not {n_top!r}")
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class Delta:
 
     text: str = ""
     tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """one for each token, where they were asked for"""
 
     def __bool__(self) -> bool:
         return bool(self.text or self.tokens)
@@ -61,20 +68,32 @@ class Answer:
     Who runs the model counts its work in `work`, and calls `end` if something but the answer itself ends it.
 
     Raises:
-        ParameterError: an empty stop string.
+        ParameterError: an empty stop string, or more logprobs than there are tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, sampler: Sampler, request: GenerationRequest) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, sampler: Sampler, request: GenerationRequest, ops: VocabularyOps | None = None
+    ) -> None:
+        """
+        Args:
+            ops: does the passes over the vocabulary for logprobs; None is NumPy.
+        """
+        if request.logprobs is not None and request.logprobs > tokenizer.n_vocab:
+            raise ParameterError(f"logprobs is {request.logprobs}, and there are only {tokenizer.n_vocab} tokens")
         self.work = Work()
         self._sampler = sampler
+        self._ops = ops
         self._request = request
         self._eog_ids = frozenset() if request.ignore_eos else tokenizer.eog_ids
         self._decoder = tokenizer.stream_decoder(special=False, at_start=not request.continues_text)
         self._matcher = StopMatcher(request.stop)
         self._history = list(request.prompt_tokens)
         self._pieces: list[str] = []
-        self._waiting: deque[tuple[int, int]] = deque()
-        """tokens not yet given out, each with how many characters are shown when all of its text is"""
+        self._logprobs: list[TokenLogprobs] = []
+        self._n_given = 0
+        """tokens that a delta has had"""
+        self._waiting: deque[int] = deque()
+        """for each token that no delta has had, how many characters are shown when all of its text is"""
         self._n_decoded = self._n_shown = 0
         self._cause: StopCause | None = None
 
@@ -125,7 +144,8 @@ class Answer:
         """The answer so far; one that is not done counts as cancelled."""
         cause = self._cause or StopCause.CANCELLED
         stats = Stats.of(self.work, self._sampler.seed)
-        return Generation(self.text, self.tokens, cause.finish_reason, cause, stats)
+        logprobs = None if self._request.logprobs is None else tuple(self._logprobs)
+        return Generation(self.text, self.tokens, cause.finish_reason, cause, stats, logprobs)
 
     def push(self, logits: NDArray[np.float32]) -> Delta:
         """Takes the logits f32 [n_vocab] that follow the prompt or the last token, and chooses the next token.
@@ -138,9 +158,11 @@ class Answer:
         if token in self._eog_ids:
             return self.end(StopCause.END_OF_GENERATION)
         self._history.append(token)
+        if self._request.logprobs is not None:
+            self._logprobs.append(token_logprobs(logits, token, self._request.logprobs, self._ops))
         text = self._decoder.push(token)
         self._n_decoded += len(text)
-        self._waiting.append((token, self._n_decoded + self._decoder.is_pending))
+        self._waiting.append(self._n_decoded + self._decoder.is_pending)
         shown = self._matcher.push(text)
         if self._matcher.matched is not None:
             return self._end(StopCause.STOP_STRING, shown)
@@ -157,15 +179,17 @@ class Answer:
         if cause in (StopCause.STOP_STRING, StopCause.CANCELLED):
             return self._delta(shown)
         # What was held back may itself complete a stop string.
-        delta = self._delta(shown + self._matcher.push(self._decoder.finish()) + self._matcher.finish())
-        rest = tuple(token for token, _ in self._waiting)
-        return Delta(delta.text, delta.tokens + rest)
+        rest = self._matcher.push(self._decoder.finish()) + self._matcher.finish()
+        return self._delta(shown + rest, with_all_tokens=True)
 
-    def _delta(self, shown: str) -> Delta:
+    def _delta(self, shown: str, *, with_all_tokens: bool = False) -> Delta:
         if shown:
             self._pieces.append(shown)
             self._n_shown += len(shown)
-        tokens = []
-        while self._waiting and self._waiting[0][1] <= self._n_shown:
-            tokens.append(self._waiting.popleft()[0])
-        return Delta(shown, tuple(tokens))
+        start = self._n_given
+        while self._waiting and (with_all_tokens or self._waiting[0] <= self._n_shown):
+            self._waiting.popleft()
+            self._n_given += 1
+        n_prompt = len(self._request.prompt_tokens)
+        tokens = self._history[n_prompt + start : n_prompt + self._n_given]
+        return Delta(shown, tuple(tokens), tuple(self._logprobs[start : self._n_given]))

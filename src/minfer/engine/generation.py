@@ -25,7 +25,7 @@ class TextStream(Iterator[str]):
         answer: Answer,
         open_session: Callable[[], Session],
         *,
-        on_end: Callable[[Session], None] = Session.close,
+        on_end: Callable[[Session | None], None],
         make_room: Callable[[Session], int] | None = None,
         progress: ProgressCallback | None = None,
     ) -> None:
@@ -34,7 +34,7 @@ class TextStream(Iterator[str]):
             answer: a new one.
             open_session: called when the first piece is asked for. The session holds a beginning of the prompt's
                 tokens, and not all of them.
-            on_end: called once with the session when the answer has ended, however it did.
+            on_end: called once when the answer has ended, however it did, with the session, if it has been opened.
             make_room: drops tokens from a full session and says how many; 0 ends the answer.
             progress: called with (tokens read, tokens in all) while the prompt is read.
         """
@@ -43,6 +43,8 @@ class TextStream(Iterator[str]):
         self._on_end = on_end
         self._make_room = make_room
         self._progress = progress
+        self._session: Session | None = None
+        self._has_ended = False
         self._generator = self._run()
 
     def __next__(self) -> str:
@@ -57,7 +59,7 @@ class TextStream(Iterator[str]):
     def close(self) -> None:
         """Ends the generation and frees its pages."""
         self._generator.close()
-        self._answer.end(StopCause.CANCELLED)
+        self._end()
 
     @property
     def result(self) -> Generation:
@@ -65,8 +67,8 @@ class TextStream(Iterator[str]):
         return self._answer.result
 
     def _run(self) -> Generator[Delta, None, None]:
-        session = self._open_session()
         try:
+            session = self._session = self._open_session()
             logits = self._prefill(session)
             while True:
                 delta = self._answer.push(logits)
@@ -81,8 +83,7 @@ class TextStream(Iterator[str]):
                     break
                 logits = self._decode(session)
         finally:
-            self._answer.end(StopCause.CANCELLED)
-            self._on_end(session)
+            self._end()
 
     def _prefill(self, session: Session) -> NDArray[np.float32]:
         prompt, work = self._answer.request.prompt_tokens, self._answer.work
@@ -101,7 +102,19 @@ class TextStream(Iterator[str]):
         work.n_decode_tokens += 1
         return logits
 
+    def _end(self) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self._answer.end(StopCause.CANCELLED)
+            self._on_end(self._session)
+
     def _dropped(self, session: Session) -> int:
         n_dropped = self._make_room(session) if self._make_room is not None else 0
         self._answer.work.n_dropped_tokens += n_dropped
         return n_dropped
+
+
+def close_session(session: Session | None) -> None:
+    """The `on_end` of a stream with a session of its own."""
+    if session is not None:
+        session.close()

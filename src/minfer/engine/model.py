@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Self, TypedDict, Unpack
+from typing import Self, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.engine.answer import Answer, GenerationRequest
-from minfer.engine.generation import TextStream
-from minfer.engine.prompts import Prompt, encode_prompt, is_chat
+from minfer.engine.context_shift import ChatContext, TurnDropper, drop_half
+from minfer.engine.conversation import ChatState, Conversation
+from minfer.engine.generation import TextStream, close_session
+from minfer.engine.options import ChatOptions, GenerateOptions, check_options, make_request
+from minfer.engine.prompts import Message, Prompt, encode_prompt, is_chat
 from minfer.engine.results import Generation
 from minfer.engine.runtime import Runtime
-from minfer.engine.session import ProgressCallback, Session
+from minfer.engine.samplers import Samplers
+from minfer.engine.samples import SampleStream
+from minfer.engine.session import Session
+from minfer.engine.transcript import Transcript
 from minfer.errors import ParameterError
 from minfer.gguf import GGUFFile
 from minfer.models import HParams
-from minfer.sampling import Sampler, SamplingParams
 from minfer.text import Tokenizer
-
-DEFAULT_MAX_TOKENS = 512
-
-
-class GenerateOptions(TypedDict, total=False):
-    """The keyword arguments of `Model.generate` and `Model.stream`; their meaning and ranges: `generate`."""
-
-    max_tokens: int
-    stop: str | Sequence[str]
-    ignore_eos: bool
-    special: bool
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
-    penalty_window: int
-    logit_bias: Mapping[int, float]
-    seed: int | None
-    progress: ProgressCallback | None
-
-
-_NOT_SAMPLING = frozenset({"max_tokens", "stop", "ignore_eos", "special", "progress"})
+from minfer.text.messages import plain_messages
 
 
 class Model:
@@ -57,6 +37,7 @@ class Model:
         self._file = file
         self._tokenizer = tokenizer
         self._runtime = runtime
+        self._samplers = Samplers(tokenizer)
         self._closed = False
 
     @property
@@ -119,10 +100,12 @@ class Model:
             stop: a string, or several, that end the answer; none of it is in the text.
             ignore_eos: go on after end-of-generation tokens, which are then part of `tokens`.
             special: parse special tokens in raw text.
-            temperature: 0 is greedy (default 0.8).
-            top_k, top_p, min_p: filters (defaults 40, 0.95, 0.05; off: 0, 1, 0).
-            repetition_penalty, frequency_penalty, presence_penalty: over the last `penalty_window` tokens (off by
-            default). logit_bias: token id -> added to its logit; -inf bans it.
+            context_shift: make room when the context is full, instead of ending there: of messages, the oldest turns
+                after the system prompt go; of anything else, the older half of the tokens. `stats` counts what is gone.
+            template_variables: for the chat template, for example `{"enable_thinking": False}`.
+            logprobs: the log probability of each token, and of so many of the likeliest in its place.
+            temperature, top_k, top_p, min_p, ...: how tokens are drawn; `SamplingParams` explains them. The defaults
+                are a temperature of 0.8 with top-k 40, top-p 0.95 and min-p 0.05.
             seed: the same seed gives the same answer; by default a random one, found in `stats.seed`.
             progress: called with (tokens read, tokens in all) while the prompt is read.
 
@@ -139,23 +122,83 @@ class Model:
     def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> TextStream:
         """Like `generate`, but gives the answer piece by piece: an iterator of strings with a `result`."""
         self._check_open()
-        unknown = sorted(set(options) - set(GenerateOptions.__annotations__))
-        if unknown:
-            known = ", ".join(GenerateOptions.__annotations__)
-            raise ParameterError(f"unknown option {', '.join(unknown)}; known: {known}")
-        stop = options.get("stop", ())
-        sampling = {name: value for name, value in options.items() if name not in _NOT_SAMPLING}
-        request = GenerationRequest(
-            prompt_tokens=encode_prompt(self._tokenizer, prompt, special=options.get("special", False)),
-            sampling=SamplingParams(**sampling),  # type: ignore[arg-type]  # it checks each value itself
-            max_tokens=options.get("max_tokens", DEFAULT_MAX_TOKENS),
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            ignore_eos=options.get("ignore_eos", False),
-            continues_text=not is_chat(prompt),
+        check_options(options, GenerateOptions)
+        shifts = options.get("context_shift", False)
+        if shifts and is_chat(prompt):
+            return self._stream_of_turns(prompt, options)
+        tokens = self._encode(prompt, options)
+        Session(self._runtime).check_room(len(tokens))
+        answer = self._samplers.answer(make_request(options, tokens, continues_text=not is_chat(prompt)))
+        n_kept = int(tokens[0] == self._tokenizer.bos_id)
+        return TextStream(
+            answer,
+            lambda: self.session(reuse=tokens),
+            on_end=close_session,
+            make_room=(lambda session: drop_half(session, n_kept)) if shifts else None,
+            progress=options.get("progress"),
         )
-        Session(self._runtime).check_room(len(request.prompt_tokens))
-        answer = Answer(self._tokenizer, Sampler(request.sampling, self.n_vocab), request)
-        return TextStream(answer, self.session, progress=options.get("progress"))
+
+    def samples(self, prompt: Prompt, n: int, **options: Unpack[GenerateOptions]) -> list[Generation]:
+        """Generates n answers to one prompt together. They share its place in the cache, and it is read once.
+
+        Sample i takes the seed `seed + i`, and is what `generate` gives for that seed. A context that is full ends the
+        answers; `context_shift` is refused.
+
+        Raises:
+            ParameterError: n is not an integer of at least 1; or as `generate`.
+            ContextError: as `generate`, and also if the cache has too few pages for all answers.
+        """
+        stream = self.stream_samples(prompt, n, **options)
+        for _ in stream:
+            pass
+        return stream.results
+
+    def stream_samples(self, prompt: Prompt, n: int, **options: Unpack[GenerateOptions]) -> SampleStream:
+        """Like `samples`, but gives pairs of the index of an answer and its next piece, and has `results`."""
+        self._check_open()
+        check_options(options, GenerateOptions)
+        if options.get("context_shift", False):
+            raise ParameterError("context_shift does not go with samples, which share the cache of their prompt")
+        tokens = self._encode(prompt, options)
+        Session(self._runtime).check_room(len(tokens))
+        request = make_request(options, tokens, continues_text=not is_chat(prompt))
+        return SampleStream(self._samplers, request, n, lambda: self.session(reuse=tokens), options.get("progress"))
+
+    def conversation(
+        self,
+        system: str | None = None,
+        *,
+        messages: Sequence[Message] = (),
+        context_shift: bool = True,
+        reuse: bool = True,
+        **options: Unpack[ChatOptions],
+    ) -> Conversation:
+        """A conversation, which keeps what has been computed from turn to turn. Close it when done.
+
+        Args:
+            system: a system prompt.
+            messages: what has been said before.
+            context_shift: drop the oldest turns after the system prompt when the context is full. If not, an answer
+                ends there, and a further question is an error.
+            reuse: False computes the whole conversation anew for each answer, with the same result.
+            options: for every answer; `generate` explains them.
+
+        Raises:
+            ParameterError: an unknown option, or a value out of its range.
+            TemplateError: the chat template is missing, or does not take the messages.
+        """
+        self._check_open()
+        given = [] if system is None else [{"role": "system", "content": system}]
+        given += plain_messages(messages) if messages else []
+        return Conversation(
+            self._runtime,
+            self._tokenizer,
+            self._samplers,
+            ChatState(tuple(given)),
+            context_shift=context_shift,
+            reuse=reuse,
+            options=options,
+        )
 
     def close(self) -> None:
         """Gives memory and the file back. The model can't be used afterwards."""
@@ -171,6 +214,25 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _stream_of_turns(self, messages: Sequence[Message], options: GenerateOptions) -> TextStream:
+        """Answers messages, the oldest of which may go."""
+        context = ChatContext(self._tokenizer, self.n_ctx, True, options.get("template_variables", {}))
+        fitted = context.fit(Transcript(), messages, 0)
+        tokens = fitted.transcript.tokens
+        answer = self._samplers.answer(make_request(options, tokens, continues_text=False))
+        answer.work.n_dropped_tokens = fitted.n_dropped
+        return TextStream(
+            answer,
+            lambda: self.session(reuse=tokens),
+            on_end=close_session,
+            make_room=TurnDropper(context, messages, fitted, answer),
+            progress=options.get("progress"),
+        )
+
+    def _encode(self, prompt: Prompt, options: GenerateOptions) -> tuple[int, ...]:
+        special, variables = options.get("special", False), options.get("template_variables", {})
+        return encode_prompt(self._tokenizer, prompt, special=special, variables=variables)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +17,22 @@ Prompt = str | Sequence[int] | NDArray[np.integer] | Sequence[Message]
 """Raw text, token ids, or chat messages (`{"role": ..., "content": ...}`) for the file's template."""
 
 
-def is_chat(prompt: Prompt) -> bool:
+def is_chat(prompt: Prompt) -> TypeGuard[Sequence[Message]]:
     """Whether a prompt is a list of messages."""
     return not isinstance(prompt, (str, np.ndarray)) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, *, special: bool = False) -> tuple[int, ...]:
+def encode_prompt(
+    tokenizer: Tokenizer,
+    prompt: Prompt,
+    *,
+    special: bool = False,
+    variables: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[int, ...]:
     """The token ids of a prompt; BOS, where the model wants one, exactly once. Ids are taken as they are.
 
     `special` lets special tokens in raw text be parsed. In messages, those of the template are, and those that a
-    user or a tool wrote are not.
+    user or a tool wrote are not. `variables` are for the chat template.
 
     Raises:
         ParameterError: a prompt of another kind.
@@ -43,7 +50,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, *, special: bool = False
         items = list(prompt)
         if items and all(isinstance(item, Mapping) for item in items):
             messages = [item for item in items if isinstance(item, Mapping)]
-            return tuple(tokenizer.encode_chat(messages))
+            return tuple(tokenizer.encode_chat(messages, **variables))
         ids = [int(item) for item in items if isinstance(item, (int, np.integer)) and not isinstance(item, bool)]
         if len(ids) == len(items):
             return tuple(ids)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+
+from minfer.sampling import TokenLogprobs
 
 
 class FinishReason(StrEnum):
@@ -47,6 +49,11 @@ class Work:
     decode_s: float = 0.0
     n_cached_tokens: int = 0
     n_dropped_tokens: int = 0
+
+    def add(self, other: Work) -> None:
+        """Adds what has been done for another answer."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 @dataclass(frozen=True)
@@ -93,3 +100,5 @@ class Generation:
     finish_reason: FinishReason
     stop_cause: StopCause
     stats: Stats
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """one for each token, where they were asked for"""

@@ -79,8 +79,8 @@ def follow(tokenizer: Tokenizer, past: Transcript, prompt: str) -> Transcript:
 def without(tokenizer: Tokenizer, whole: Transcript, prompt: str) -> tuple[Transcript, range]:
     """The transcript of a prompt that differs from a whole one in that turns are left out, and which tokens are gone.
 
-    All answers that are left keep their tokens. The range (of positions in `whole.tokens`) is empty if more than that has
-    changed: if a border of the turns does not lie between two tokens, or the template writes the others differently.
+    All answers that are left keep their tokens. The range (within `whole.tokens`) is empty if more has changed:
+    if a border of the turns does not lie between two tokens, or the template writes the others differently.
     """
     text = whole.text
     n_gone = len(text) - len(prompt)

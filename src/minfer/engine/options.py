@@ -1,0 +1,95 @@
+"""The options of a generation: keyword arguments in, a checked request out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypedDict
+
+from minfer.engine.answer import GenerationRequest
+from minfer.engine.session import ProgressCallback
+from minfer.errors import ParameterError
+from minfer.sampling import SamplingParams
+
+DEFAULT_MAX_TOKENS: Final = 512
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `SamplingParams`, which explains them."""
+
+    temperature: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    top_k: int
+    typical_p: float
+    top_p: float
+    min_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    min_keep: int
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    penalty_window: int
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str]
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    logit_bias: Mapping[int, float]
+    samplers: Sequence[str]
+    seed: int | None
+
+
+class ChatOptions(SamplingOptions, total=False):
+    """The keyword arguments of `Model.conversation` and of a conversation's turns; `Model.generate` explains them."""
+
+    max_tokens: int
+    stop: str | Sequence[str]
+    ignore_eos: bool
+    logprobs: int | None
+    template_variables: Mapping[str, Any]
+    progress: ProgressCallback | None
+
+
+class GenerateOptions(ChatOptions, total=False):
+    """The keyword arguments of `Model.generate` and `Model.stream`; their meaning and ranges: `generate`."""
+
+    special: bool
+    context_shift: bool
+
+
+def check_options(options: Mapping[str, Any], kind: type) -> None:
+    """Refuses options that a kind does not have.
+
+    Raises:
+        ParameterError: names them, and those that there are.
+    """
+    known = kind.__annotations__
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ParameterError(f"unknown option {', '.join(unknown)}; known: {', '.join(known)}")
+
+
+def make_request(
+    options: Mapping[str, Any], prompt_tokens: Sequence[int], *, continues_text: bool
+) -> GenerationRequest:
+    """The request that options (which `check_options` has seen) ask for.
+
+    Raises:
+        ParameterError: a value out of its range.
+    """
+    stop = options.get("stop", ())
+    sampling = {name: value for name, value in options.items() if name in SamplingOptions.__annotations__}
+    return GenerationRequest(
+        prompt_tokens=tuple(prompt_tokens),
+        sampling=SamplingParams(**sampling),
+        max_tokens=options.get("max_tokens", DEFAULT_MAX_TOKENS),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        ignore_eos=options.get("ignore_eos", False),
+        logprobs=options.get("logprobs"),
+        continues_text=continues_text,
+    )
