@@ -18,6 +18,7 @@ GRAPH = dense_graph()
 
 def test_the_list() -> None:
     assert [name for name, _ in PIPELINE] == [
+        "narrow",
         "assign",
         "fuse_gated_activation",
         "fuse_gated_matmul",

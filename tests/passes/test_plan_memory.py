@@ -93,7 +93,7 @@ def test_the_check_above_sees_an_overlap() -> None:
 
 
 def test_places_are_used_again() -> None:
-    small, large = (lower(dense_graph(n), CONTEXT) for n in (1, 12))
+    small, large = (lower(dense_graph(n), CONTEXT) for n in (2, 12))
     assert small.memory is not None
     assert large.memory is not None
     assert large.memory.arena_bytes == small.memory.arena_bytes

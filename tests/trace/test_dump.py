@@ -38,6 +38,7 @@ def test_hidden_states_are_those_of_the_plain_forward_pass(dump: Path, tmp_path:
     want = plain_hidden_states(TINY_SPECS["llama-gqa"], load_weights(tiny_path(tmp_path)), TOKENS)
     names = ["embedding", "layer-00", "layer-01", "layer-02"]
     assert sorted(path.name for path in dump.iterdir()) == ["step-0000", "step-0001"]
+    want[-1] = want[-1][-1:]  # of the last layer, only what the logits are made of
     for name, array in zip(names, want, strict=True):
         np.testing.assert_allclose(np.load(dump / "step-0000" / f"{name}.npy"), array, atol=1e-5)
     assert np.load(dump / "step-0000" / "logits.npy").shape == (1, 300)
@@ -55,11 +56,11 @@ def test_the_first_layer_that_differs_is_named(dump: Path, tmp_path: Path) -> No
     for name in ("layer-01", "layer-02"):
         path = other / "step-0000" / f"{name}.npy"
         array = np.load(path)
-        array[2, 3] += 0.5
+        array[-1, 3] += 0.5
         np.save(path, array)
     done = compare(dump, other)
     assert done.returncode == 1
-    assert done.stdout.startswith("step-0000/layer-01 is the first to differ: 1 of 256 values; the worst at [2, 3]")
+    assert done.stdout.startswith("step-0000/layer-01 is the first to differ: 1 of 256 values; the worst at [3, 3]")
     assert compare(dump, other, "--tolerance", "1").returncode == 0
 
 

@@ -30,7 +30,7 @@ def dense_decoder(model: Declaration, rope_style: RopeStyle, *, qk_norm: bool = 
             middle = builder.add(hidden, attended, f"{prefix}.attn_residual")
             fed = feed_forward(model, model.norm(middle, f"{prefix}.ffn_norm", hparams.n_embd), layer)
             hidden = builder.add(middle, fed, f"{prefix}.hidden")
-    rows = builder.select_rows(hidden, builder.input("output_rows"), "output_hidden")
+    rows = builder.select_rows(hidden, builder.input("output_rows"), "wanted")
     return model.finish(logits(model, model.norm(rows, "output_norm", hparams.n_embd), table))
 
 

@@ -10,6 +10,7 @@ from minfer.passes.alias import alias
 from minfer.passes.assign import assign
 from minfer.passes.context import PassContext
 from minfer.passes.fuse import fuse_add_norm, fuse_gated_activation, fuse_gated_matmul, fuse_matmul_group
+from minfer.passes.narrow import narrow
 from minfer.passes.plan_memory import plan_memory
 from minfer.passes.prune import prune
 from minfer.passes.split import split
@@ -17,6 +18,7 @@ from minfer.passes.split import split
 Pass = Callable[[Graph, PassContext], Graph]
 
 PIPELINE: Final[tuple[tuple[str, Pass], ...]] = (
+    ("narrow", narrow),
     ("assign", assign),
     ("fuse_gated_activation", fuse_gated_activation),
     ("fuse_gated_matmul", fuse_gated_matmul),

@@ -1,7 +1,8 @@
 """`MINFER_DUMP_DIR`: each layer's hidden state, and the logits, as `.npy` files.
 
 `step-0000/layer-00.npy` is f32 [n_tokens, n_embd], the hidden state after layer 0 in step 0; `embedding.npy` is the
-state before it, and `logits.npy` is f32 [n_outputs, n_vocab]. `scripts/compare-dumps` compares two such directories.
+state before it, and `logits.npy` is f32 [n_outputs, n_vocab]. After the last layer, only the rows of the tokens whose
+logits are wanted are computed: f32 [n_outputs, n_embd]. `scripts/compare-dumps` compares two such directories.
 """
 
 from __future__ import annotations

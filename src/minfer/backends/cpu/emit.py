@@ -51,6 +51,9 @@ its end into what another thread reads."""
 _TILES_SCRATCH_BYTES = 320 << 10
 """Unpacked panels of a chunk of the tiles path: they stay in the second-level cache."""
 _CHUNKS_A_THREAD = 4
+_CHUNK_OVERHEAD = 0.17
+"""What a chunk of the tiles path costs, in panels: measured for one panel a chunk against many."""
+_END_WAIT = 0.3
 
 
 @dataclass(frozen=True)
@@ -236,8 +239,8 @@ class Emitter:
             self._address(y),
             0 if bias is None else self._weight(bias, WeightUse.VECTOR),
         )
-        share = max(1, n_panels // (_CHUNKS_A_THREAD * self._n_threads))
-        direct = max(1, min(share, _DIRECT_CHUNK_BYTES // (panel.panel_bytes(n_columns) * shape.n_weights)))
+        panel_bytes = panel.panel_bytes(n_columns) * shape.n_weights
+        direct = _even_share(n_panels, self._n_threads, _DIRECT_CHUNK_BYTES // panel_bytes)
         n_parts = -(-n_panels // direct)
         for n_tile_rows, min_rows, max_rows in ((1, 1, 1), (matmul.SMALL_TILE_ROWS, 2, matmul.MAX_DIRECT_ROWS)):
             key = f"{shape.name('direct')} {n_tile_rows}"
@@ -252,7 +255,7 @@ class Emitter:
                 barrier=barrier,
             )
         panel_scratch = shape.unpacked_panel_bytes * shape.n_weights
-        tiles = max(1, min(share, _TILES_SCRATCH_BYTES // panel_scratch))
+        tiles = _even_share(n_panels, self._n_threads, _TILES_SCRATCH_BYTES // panel_scratch)
         n_parts = -(-n_panels // tiles)
         self.tape.add(
             self.tape.kernel(matmul.trace_tiles, shape, key=shape.name("tiles")),
@@ -495,3 +498,17 @@ def _width(spec: TensorSpec) -> int:
 
 def _rows(spec: TensorSpec) -> StepWord:
     return StepWord.N_OUTPUTS if spec.shape[0] is Symbol.N_OUTPUTS else StepWord.N_TOKENS
+
+
+def _even_share(n_panels: int, n_threads: int, most: int) -> int:
+    """How many panels make a chunk, at most `most`: few enough that all threads end together, and no fewer.
+
+    Threads take chunks in rounds. A chunk costs something of its own (`_CHUNK_OVERHEAD`), and at the end, threads wait
+    for the one that took the last chunk (`_END_WAIT` of it on average, since none is as fast as another).
+    """
+
+    def cost(share: int) -> float:
+        rounds = -(-n_panels // (share * n_threads))
+        return rounds * (share + _CHUNK_OVERHEAD) + _END_WAIT * share
+
+    return min(range(1, max(most, 1) + 1), key=cost)
