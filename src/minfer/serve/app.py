@@ -7,15 +7,16 @@ from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
 import minfer
-from minfer.serve import chat, completions, health, text_routes
+from minfer.serve import chat, completions, docs_page, health, page_files, text_routes
 from minfer.serve.access_log import Observed
 from minfer.serve.auth import HostGuard, KeyGuard, served_names
 from minfer.serve.config import ServerConfig
 from minfer.serve.errors import ErrorBoundary, install_error_handlers
 from minfer.serve.metrics import Metrics
+from minfer.serve.openapi import describe
 from minfer.serve.state import ServerState
 
-_ROUTERS = (chat.router, completions.router, text_routes.router, health.router)
+_ROUTERS = (chat.router, completions.router, text_routes.router, health.router, docs_page.router, page_files.router)
 
 
 def create_app(config: ServerConfig) -> FastAPI:
@@ -34,6 +35,7 @@ def create_app(config: ServerConfig) -> FastAPI:
     app.state.server = state
     for router in _ROUTERS:
         app.include_router(router)
+    describe(app)
     install_error_handlers(app)
     # The last to be added is the outermost.
     if config.api_keys:

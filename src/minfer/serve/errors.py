@@ -200,8 +200,14 @@ def _validation_error(error: RequestValidationError) -> ApiError:
 
 def _most_telling(errors: Any, body: object) -> Mapping[str, Any]:
     """Each branch of a union may complain; the one that got furthest into the body is the one that was meant."""
+
+    def progress(error: Mapping[str, Any]) -> tuple[int, bool, int]:
+        path = _path(error, body)
+        indices = [step for step in path if isinstance(step, int)]
+        return len(path), not error["type"].endswith("_type"), indices[-1] if indices else -1
+
     candidates: list[Mapping[str, Any]] = list(errors)
-    return max(candidates, key=lambda error: len(_path(error, body)))
+    return max(candidates, key=progress)
 
 
 def _path(error: Mapping[str, Any], body: object) -> list[int | str]:

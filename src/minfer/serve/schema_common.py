@@ -16,6 +16,7 @@ from minfer.serve.errors import invalid
 
 MAX_SAMPLES: Final = 128
 MAX_TOKENS: Final = 2**31 - 1
+MAX_BIASES: Final = 1024
 _DEFAULTS: Final = SamplingParams()
 
 Text = Annotated[str, Field(max_length=16 * 2**20)]
@@ -54,11 +55,11 @@ class SamplingFields(StrictModel):
     repeat_last_n: int | None = Field(None, ge=-1, le=2**31 - 1, description="Tokens that count as seen; -1 is all.")
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, Bias] | list[BiasPair] | None = Field(
-        None,
-        max_length=1024,
-        description="Token id -> what is added to its logit; false bans the token.",
-    )
+    logit_bias: (
+        Annotated[dict[str, Bias], Field(max_length=MAX_BIASES)]
+        | Annotated[list[BiasPair], Field(max_length=MAX_BIASES)]
+        | None
+    ) = Field(None, description="Token id -> what is added to its logit; false bans the token.")
     seed: int | None = Field(None, ge=-1, lt=2**63, description="The same seed gives the same answer; -1 is random.")
 
     def sampling_params(self) -> SamplingParams:
@@ -99,7 +100,9 @@ class GenerationFields(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_SAMPLES, description="Independent answers to the same prompt.")
-    stop: StopString | list[StopString] | None = Field(None, max_length=64, description="Strings that end the answer.")
+    stop: StopString | Annotated[list[StopString], Field(max_length=64)] | None = Field(
+        None, description="Strings that end the answer, and are not part of it."
+    )
     max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
     ignore_eos: bool | None = Field(None, description="Go on when the model ends its answer.")
     cache_prompt: bool | None = Field(None, description="Reuse what was computed for earlier prompts (default).")
