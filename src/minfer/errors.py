@@ -11,6 +11,8 @@
     ├── TokenizerError        the tokenizer in the file is damaged or incomplete, or an id is out of range
     ├── TemplateError         the chat template failed, or took too long
     ├── ContextError          more positions than n_ctx; names both numbers
+    ├── QueueFullError        a server has too many requests waiting
+    ├── EngineClosedError     a server's engine was closed before a request was over
     └── GraphError            a graph breaks an invariant; a bug in a model definition or in a pass
 
 Every message says what is wrong, with the value met, and where it helps what to do.
@@ -94,6 +96,19 @@ class ContextError(MinferError):
         self.n_positions = n_positions
         self.n_ctx = n_ctx
         super().__init__(message)
+
+
+class QueueFullError(MinferError):
+    """More requests wait than the queue holds; another try after `retry_after_s` may succeed."""
+
+    def __init__(self, n_queued: int, retry_after_s: float) -> None:
+        self.n_queued = n_queued
+        self.retry_after_s = retry_after_s
+        super().__init__(f"{n_queued} requests are waiting already, which is all that the queue holds; try again later")
+
+
+class EngineClosedError(MinferError):
+    """The engine was closed before the request was over."""
 
 
 class GraphError(MinferError):

@@ -1,6 +1,21 @@
 """The engine: loading, sequences, the decode loop."""
 
 from minfer.engine.answer import Answer, Delta, GenerationRequest
+from minfer.engine.batch_types import (
+    BatchRequest,
+    EngineSnapshot,
+    Event,
+    EventListener,
+    Failed,
+    PromptLogprobs,
+    PromptProgress,
+    SampleDelta,
+    SampleDone,
+    SampleStats,
+    Started,
+    StepListener,
+    StepReport,
+)
 from minfer.engine.conversation import Conversation
 from minfer.engine.generation import TextStream
 from minfer.engine.loading import CACHE_TYPES, load, load_tokenizer
@@ -15,9 +30,14 @@ __all__ = [
     "CACHE_TYPES",
     "DEFAULT_MAX_TOKENS",
     "Answer",
+    "BatchRequest",
     "ChatOptions",
     "Conversation",
     "Delta",
+    "EngineSnapshot",
+    "Event",
+    "EventListener",
+    "Failed",
     "FinishReason",
     "GenerateOptions",
     "Generation",
@@ -25,10 +45,18 @@ __all__ = [
     "Message",
     "Model",
     "Prompt",
+    "PromptLogprobs",
+    "PromptProgress",
+    "SampleDelta",
+    "SampleDone",
+    "SampleStats",
     "SampleStream",
     "SamplingOptions",
     "Session",
+    "Started",
     "Stats",
+    "StepListener",
+    "StepReport",
     "StopCause",
     "TextStream",
     "Work",
