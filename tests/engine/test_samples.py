@@ -12,6 +12,7 @@ from minfer.engine.runtime import Runtime
 from minfer.errors import ContextError, ParameterError
 from minfer.graph import PAGE_SIZE
 from tiny_load import tiny_path
+from tiny_models import IM_END
 
 PROMPT = list(range(5, 155))
 OPTIONS: dict[str, Any] = {"max_tokens": 12, "temperature": 1.5, "ignore_eos": True}
@@ -27,11 +28,12 @@ def test_each_sample_is_the_answer_with_its_seed(model: minfer.Model) -> None:
 
 
 def test_samples_end_each_by_itself(model: minfer.Model) -> None:
-    samples = model.samples("hello", 6, seed=1, max_tokens=100, temperature=2.0)
-    lengths = [len(sample.tokens) for sample in samples]
-    assert len(set(lengths)) > 3
+    (end,) = model.tokenize(IM_END, special=True)
+    options = {"max_tokens": 60, "temperature": 2.0, "logit_bias": {end: 4.0}}
+    samples = model.samples("hello", 6, seed=1, **options)
+    assert len({len(sample.tokens) for sample in samples}) > 3
     for sample in samples:
-        alone = model.generate("hello", seed=sample.stats.seed, max_tokens=100, temperature=2.0)
+        alone = model.generate("hello", seed=sample.stats.seed, **options)
         assert (sample.tokens, sample.stop_cause) == (alone.tokens, alone.stop_cause)
 
 
