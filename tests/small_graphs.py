@@ -31,6 +31,7 @@ from minfer.graph import (
 from minfer.graph.ops import ActivationKind, Op, Rope, RopeStyle
 from minfer.passes import PassContext
 from minfer.quants import GGMLType
+from minfer.sampling import NumpyVocabularyOps
 
 BOUNDS: Bounds = {Symbol.N_TOKENS: 8, Symbol.N_OUTPUTS: 8, Symbol.N_PAGES: 2, Symbol.N_CELLS: 128}
 CONTEXT = PassContext((ReferenceBackend(),), BOUNDS)
@@ -182,6 +183,9 @@ class PartialBackend:
 
     def compile(self, request: CompileRequest) -> ReferenceProgram:
         return ReferenceProgram(request, self.name, 1 << 28)
+
+    def vocabulary_ops(self) -> NumpyVocabularyOps:
+        return NumpyVocabularyOps()
 
 
 def partial_backend(name: str, *ops: type[Op]) -> Backend:

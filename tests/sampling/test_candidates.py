@@ -81,6 +81,37 @@ def test_other_logits_replace_those_before_and_only_those() -> None:
         assert logits_of(before, 4) == [1, 2, 3, 4]  # pure
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(LOGITS, st.sampled_from([1e-3, 0.7, 1.0, 3.0, 1e6]), st.integers(1, 70), st.floats(-30, 0))
+def test_tempered_a_vocabulary_and_a_list_answer_alike(
+    values: list[float], temperature: float, n: int, logit: float
+) -> None:
+    values = [*values, 0.0]
+    candidates = listed(values).tempered(temperature)
+    for tokens in (whole(values).tempered(temperature), changed(values).tempered(temperature)):
+        assert (tokens.largest(), candidates.largest()) == (0, 0)
+        assert logits_of(tokens, len(values)) == logits_of(candidates, len(values))
+        assert tokens.total() == pytest.approx(candidates.total(), rel=1e-13)
+        assert ids_of(tokens.leading(n)) == ids_of(candidates.leading(n))
+        for each in (logit, float(candidates.logits[0]), float(np.nextafter(candidates.logits[0], 1))):
+            if each > -INF:
+                assert sorted(ids_of(tokens.at_least(each))) == ids_of(candidates.at_least(each))
+        assert sorted(ids_of(tokens)) == ids_of(candidates)
+
+
+def test_tempered_twice_or_to_almost_zero() -> None:
+    assert logits_of(whole([1, 2, 3]).tempered(0.5).tempered(4.0), 3) == [-1, -0.5, 0]
+    assert ids_of(whole([1, 3, 3]).tempered(5e-324)) == [1, 2]
+    assert whole([1, 3, 3]).tempered(1e-300).total() == 2
+
+
+def test_other_logits_after_a_temperature() -> None:
+    tokens = whole([1, 2, 3]).tempered(0.5).with_logits(np.array([0]), np.array([1.0]))
+    assert logits_of(tokens, 3) == [1, -2, 0]
+    assert tokens.total() == pytest.approx(1 + np.exp(-1) + np.exp(-3), rel=1e-14)
+    assert ids_of(tokens.leading(2)) == [0, 2]
+
+
 def test_a_token_that_is_gone_stays_away() -> None:
     kept = Candidates(np.array([7, 2]), np.array([1.0, 2.0]))
     assert kept.logits_of(np.array([2, 3, 9])).tolist() == [2, -INF, -INF]

@@ -190,7 +190,7 @@ def test_greedy_is_the_argmax_whatever_the_truncations(
     ],
 )
 def test_tokens_are_drawn_as_often_as_they_are_likely(params: SamplingParams, probabilities: list[float]) -> None:
-    n_draws = 4000
+    n_draws = 2000
     counts = Counter(run(params, np.log(f32(0.1, 0.2, 0.3, 0.4)), n_draws))
     assert all(counts[token] == 0 for token, p in enumerate(probabilities) if p == 0)
     expected = {token: n_draws * p for token, p in enumerate(probabilities) if p > 0}

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from minfer.graph import Bounds, Graph, StepInputs, TensorSpec, ValueId
 from minfer.graph.ops import Op
 from minfer.hub import Progress
+from minfer.sampling import VocabularyOps
 from minfer.trace import Observer
 
 
@@ -86,5 +87,12 @@ class Backend(Protocol):
 
         Raises:
             UnsupportedError: for anything in the request that the backend can't do, by name.
+        """
+        ...
+
+    def vocabulary_ops(self) -> VocabularyOps:
+        """The passes over the vocabulary that samplers need: the same results from every backend.
+
+        What it gives is meant to be kept and shared; giving it may take compiling.
         """
         ...

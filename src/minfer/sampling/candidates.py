@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from minfer.sampling.vocabulary import threshold
 
-_FIRST_PREFIX = 64
-_PREFIX_GROWTH = 16
+_SORTED_WHOLE = 4
+FIRST_PREFIX = 64
+PREFIX_GROWTH = 16
+"""How many tokens a cut looks at first, and how many times more where they do not reach it."""
 
 
 class Tokens(Protocol):
@@ -44,6 +46,10 @@ class Tokens(Protocol):
 
     def listed(self) -> Candidates:
         """All that are not banned, in any order."""
+        ...
+
+    def tempered(self, temperature: float) -> Tokens:
+        """The same with every logit relative to the largest, and divided by `temperature` > 0."""
         ...
 
     def logits_of(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -82,7 +88,7 @@ class Candidates:
 
     def leading(self, n: int) -> Candidates:
         kept = self.listed()
-        if n < len(kept):  # only what reaches a threshold is sorted
+        if _SORTED_WHOLE * n < len(kept):  # only what reaches a threshold is sorted
             kept = kept.at_least(threshold(kept.logits, n))
         return select(kept, np.lexsort((kept.ids, -kept.logits))[:n])
 
@@ -92,6 +98,10 @@ class Candidates:
     def listed(self) -> Candidates:
         banned = self.logits == -np.inf
         return select(self, ~banned) if banned.any() else self
+
+    def tempered(self, temperature: float) -> Candidates:
+        with np.errstate(over="ignore"):  # a candidate far below the largest becomes -inf, that is, probability 0
+            return Candidates(self.ids, (self.logits - self.logits.max()) / temperature)
 
     def logits_of(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         places, found = self._find(ids)
@@ -133,13 +143,13 @@ def nucleus(tokens: Tokens, share: float, min_keep: int = 1) -> Candidates:
     None of them is banned. `share` is in (0, 1].
     """
     target = share * tokens.total()
-    n = max(_FIRST_PREFIX, min_keep)
+    n = max(FIRST_PREFIX, min_keep)
     while True:
         prefix = tokens.leading(n)
         cumulative = np.cumsum(weights(prefix))
         if cumulative[-1] >= target or n >= len(tokens):
             break
-        n *= _PREFIX_GROWTH
+        n *= PREFIX_GROWTH
     # Summed in another order, the total can differ from the last cumulative weight in its last bits.
     reached = int(np.searchsorted(cumulative, min(target, float(cumulative[-1])), side="left")) + 1
     return select(prefix, slice(0, max(reached, min_keep)))

@@ -40,6 +40,17 @@ MANTISSA_BITS = 52
 COEFFICIENTS = tuple(1.0 / math.factorial(i) for i in range(13))
 """Of 1, r, r**2, ..."""
 
+_AT_ONCE = 8192  # so that NumPy's intermediate results stay in the cache
+
+
+def exp_sum(logits: NDArray[np.float32], largest: float, scale: float) -> float:
+    """The sum of e**((logit - largest) * scale) over logits, shape (n,), none of which is above `largest`."""
+    terms = np.empty(len(logits))
+    for start in range(0, len(logits), _AT_ONCE):
+        here = slice(start, start + _AT_ONCE)
+        terms[here] = exp_of_nonpositive((logits[here].astype(np.float64) - largest) * scale)
+    return sum_in_blocks(terms)
+
 
 def exp_of_nonpositive(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """e**x, element by element; x <= 0, or -inf."""

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
-from minfer.sampling.candidates import Candidates, Tokens, weights
+from minfer.sampling.candidates import Tokens, weights
 
 
-def apply_temperature(tokens: Tokens, temperature: float) -> Candidates:
+def apply_temperature(tokens: Tokens, temperature: float) -> Tokens:
     """Divides the logits, relative to the largest, by `temperature`: p becomes proportional to p^(1/temperature).
 
     At temperature 0, the limit, the likeliest token is left, among equals the lowest id. Source: Ackley, Hinton and
     Sejnowski 1985, "A learning algorithm for Boltzmann machines".
     """
-    if temperature == 0:
-        return tokens.leading(1)
-    candidates = tokens.listed()
-    with np.errstate(over="ignore"):  # a candidate far below the largest becomes -inf, that is, probability 0
-        return Candidates(candidates.ids, (candidates.logits - candidates.logits.max()) / temperature)
+    return tokens.tempered(temperature) if temperature > 0 else tokens.leading(1)
 
 
 def dynamic_temperature(tokens: Tokens, temperature: float, spread: float, exponent: float) -> float:

@@ -11,7 +11,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.sampling.candidates import Candidates, Tokens, nucleus, select, weights
+from minfer.sampling.candidates import FIRST_PREFIX, PREFIX_GROWTH, Candidates, Tokens, nucleus, select, weights
+from minfer.sampling.vocabulary import threshold
 
 
 def keep_top_k(tokens: Tokens, k: int) -> Candidates:
@@ -26,15 +27,22 @@ def keep_typical(tokens: Tokens, p: float, min_keep: int = 1) -> Candidates:
     equals the likelier is, and then the lower id. Source: locally typical sampling, Meister et al. 2022,
     arXiv:2202.00666.
     """
-    candidates = tokens.leading(len(tokens))
+    candidates = tokens.listed()
     relative = weights(candidates)
     total = float(relative.sum())
-    surprise = math.log(total) - (candidates.logits - candidates.logits[0])
+    surprise = math.log(total) - (candidates.logits - candidates.largest())
     entropy = float((relative * surprise).sum()) / total
-    order = np.argsort(np.abs(surprise - entropy), kind="stable")
-    cumulative = np.cumsum(relative[order])
+    distance = np.abs(surprise - entropy)
+    n = max(FIRST_PREFIX, min_keep)
+    while True:
+        near = np.flatnonzero(-distance >= threshold(-distance, n))  # the n most typical ones, and few others
+        near = near[np.lexsort((candidates.ids[near], -candidates.logits[near], distance[near]))]
+        cumulative = np.cumsum(relative[near])
+        if cumulative[-1] >= p * total or n >= len(candidates):
+            break
+        n *= PREFIX_GROWTH
     reached = int(np.searchsorted(cumulative, min(p * total, float(cumulative[-1])), side="left")) + 1
-    return select(candidates, order[: max(reached, min_keep)])
+    return select(candidates, near[: max(reached, min_keep)])
 
 
 def keep_top_p(tokens: Tokens, p: float, min_keep: int = 1) -> Candidates:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.errors import ModelError
-from minfer.sampling.exponentials import exp_of_nonpositive, sum_in_blocks
+from minfer.sampling.exponentials import exp_sum
 
 _MIN_GROUPS = 1024
 _GROUPS_PER_TOKEN = 8
@@ -39,10 +39,12 @@ class VocabularyOps(Protocol):
         """
         ...
 
-    def exp_sum(self, logits: NDArray[np.float32], largest: float) -> float:
-        """The sum of e**(logit - largest), as `exponentials.py` defines it. No logit may be above `largest`.
+    def exp_sum(self, logits: NDArray[np.float32], largest: float, scale: float = 1.0) -> float:
+        """The sum of e**((logit - largest) * scale), as `exponentials.py` defines it.
 
-        So the softmax of a token is e**(logit - largest) / exp_sum, and log-sum-exp is largest + log(exp_sum).
+        `largest` is finite and no logit is above it; `scale`, the inverse of a temperature, is finite and positive.
+        With scale 1, the softmax of a token is e**(logit - largest) / exp_sum, and log-sum-exp is
+        largest + log(exp_sum).
         """
         ...
 
@@ -61,9 +63,10 @@ class NumpyVocabularyOps:
         least = threshold(logits, k)
         return in_order(logits, np.flatnonzero(logits >= least if least > -np.inf else logits > least), k)
 
-    def exp_sum(self, logits: NDArray[np.float32], largest: float) -> float:
+    def exp_sum(self, logits: NDArray[np.float32], largest: float, scale: float = 1.0) -> float:
         _check(logits)
-        return sum_in_blocks(exp_of_nonpositive(logits.astype(np.float64) - largest))
+        with np.errstate(over="ignore"):  # what is far below the largest adds 0
+            return exp_sum(logits, largest, scale)
 
 
 def threshold(logits: NDArray[np.floating], n: int) -> float:
@@ -93,7 +96,7 @@ def nth_largest(maxima: NDArray[np.floating], n: int) -> float:
     return float(np.partition(maxima, len(maxima) - n)[len(maxima) - n])
 
 
-def in_order(logits: NDArray[np.float32], tokens: NDArray[np.intp], k: int) -> NDArray[np.int64]:
+def in_order(logits: NDArray[np.float32], tokens: NDArray[np.signedinteger], k: int) -> NDArray[np.int64]:
     """The first `k` of some tokens, given by ascending id: by descending logit, then by ascending id."""
     order = np.argsort(-logits[tokens], kind="stable")
     return tokens[order[:k]].astype(np.int64, copy=False)

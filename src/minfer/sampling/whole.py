@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.sampling.candidates import Candidates
+from minfer.sampling.candidates import Candidates, Tokens
 from minfer.sampling.vocabulary import VocabularyOps
 
 _MOST = float(np.finfo(np.float32).max)
+_ROUNDING = 2.0**-50
+"""Relative, and more than a multiplication and an addition are off by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,14 +22,17 @@ class WholeVocabulary:
     """Every token; see `Tokens`.
 
     Few tokens have other logits than the model gave them (a bias, penalties). Those are kept beside, in float64, and
-    banned in a copy of the rest, so that the passes over the vocabulary are those of `VocabularyOps`.
+    banned in a copy of the rest, so that the passes over the vocabulary are those of `VocabularyOps`. The logit of a
+    token of the rest is `(logits[token] - shift) / temperature`.
 
     Attributes:
         logits: float32, shape (n_vocab,); never written to.
         ops: does the passes over the vocabulary.
         best: the token with the largest of `logits`, the lowest id among equals.
-        changed_ids: int64, ascending: the tokens that have another logit than in `logits`.
+        changed_ids: int64, ascending: the tokens that have another logit.
         changed_logits: float64: these.
+        shift: see above.
+        temperature: see above.
     """
 
     logits: NDArray[np.float32]
@@ -34,18 +40,21 @@ class WholeVocabulary:
     best: int
     changed_ids: NDArray[np.int64]
     changed_logits: NDArray[np.float64]
+    shift: float = 0.0
+    temperature: float = 1.0
 
     def __len__(self) -> int:
         return len(self.logits)
 
     def largest(self) -> float:
         if not len(self.changed_ids):
-            return float(self.logits[self.best])
-        return max(float(self._unchanged.max()), float(self.changed_logits.max()))
+            return self._logit(float(self.logits[self.best]))
+        return max(self._logit(float(self._unchanged.max())), float(self.changed_logits.max()))
 
     def total(self) -> float:
         largest = self.largest()
-        total = self.ops.exp_sum(self._unchanged, largest)
+        as_given = self.shift + largest * self.temperature  # what `_logit` makes `largest` of, but for rounding
+        total = self.ops.exp_sum(self._unchanged, as_given, 1 / self.temperature)
         return total + float(np.exp(self.changed_logits - largest).sum())
 
     def leading(self, n: int) -> Candidates:
@@ -55,15 +64,25 @@ class WholeVocabulary:
         return self._with_changed(ids).leading(n) if len(self.changed_ids) else self._unchanged_candidates(ids)
 
     def at_least(self, logit: float) -> Candidates:
-        # A float32 that is not above it finds them all among float32 logits; then float64 decides.
-        below = np.nextafter(np.float32(min(max(logit, -_MOST), _MOST)), np.float32(-_MOST))
-        return self._with_changed(np.flatnonzero(self._unchanged >= below)).at_least(logit)
+        # Logits as given are compared with a float32 that is not above the threshold; of what is left, float64 decides.
+        scaled = logit * self.temperature
+        below = scaled + self.shift - (abs(scaled) + abs(self.shift)) * _ROUNDING
+        below32 = np.nextafter(np.float32(min(max(below, -_MOST), _MOST)), np.float32(-_MOST))
+        return self._with_changed(np.flatnonzero(self._unchanged >= below32)).at_least(logit)
 
     def listed(self) -> Candidates:
         return self._with_changed(np.flatnonzero(self._unchanged > -np.inf)).listed()
 
+    def tempered(self, temperature: float) -> Tokens:
+        if (self.shift, self.temperature) != (0.0, 1.0) or math.isinf(1 / temperature):
+            return self.listed().tempered(temperature)
+        shift = self.largest()
+        with np.errstate(over="ignore"):  # as for `Candidates`
+            changed_logits = (self.changed_logits - shift) / temperature
+        return replace(self, changed_logits=changed_logits, shift=shift, temperature=temperature)
+
     def logits_of(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        found = self.logits[ids].astype(np.float64)
+        found = self._unchanged_candidates(ids).logits
         if len(self.changed_ids):
             places = np.minimum(np.searchsorted(self.changed_ids, ids), len(self.changed_ids) - 1)
             found = np.where(self.changed_ids[places] == ids, self.changed_logits[places], found)
@@ -74,30 +93,35 @@ class WholeVocabulary:
         all_ids = np.concatenate([self.changed_ids[kept], ids])
         all_logits = np.concatenate([self.changed_logits[kept], logits])
         order = np.argsort(all_ids)
-        return WholeVocabulary(self.logits, self.ops, self.best, all_ids[order], all_logits[order])
+        return replace(self, changed_ids=all_ids[order], changed_logits=all_logits[order])
 
     def masked(self, allowed: NDArray[np.bool_]) -> WholeVocabulary:
         logits = np.where(allowed, self.logits, np.float32(-np.inf))
         changed_logits = np.where(allowed[self.changed_ids], self.changed_logits, -np.inf)
-        return WholeVocabulary(logits, self.ops, int(logits.argmax()), self.changed_ids, changed_logits)
+        return replace(self, logits=logits, best=int(logits.argmax()), changed_logits=changed_logits)
 
     @cached_property
     def _unchanged(self) -> NDArray[np.float32]:
-        """The logits, with the tokens banned that have another one."""
+        """The logits as given, with the tokens banned that have another one."""
         if not len(self.changed_ids):
             return self.logits
         unchanged = self.logits.copy()
         unchanged[self.changed_ids] = -np.inf
         return unchanged
 
+    def _logit(self, as_given: float) -> float:
+        return (as_given - self.shift) / self.temperature
+
     def _unchanged_candidates(self, ids: NDArray[np.int64]) -> Candidates:
-        return Candidates(ids, self.logits[ids].astype(np.float64))
+        """Tokens with the logits that they have unless they were changed."""
+        with np.errstate(over="ignore"):  # as for `Candidates`
+            return Candidates(ids, (self.logits[ids].astype(np.float64) - self.shift) / self.temperature)
 
     def _with_changed(self, ids: NDArray[np.int64]) -> Candidates:
         """Tokens that have not changed, and all that have."""
-        if not len(self.changed_ids):
-            return self._unchanged_candidates(ids)
         some = self._unchanged_candidates(ids)
+        if not len(self.changed_ids):
+            return some
         return Candidates(
             np.concatenate([some.ids, self.changed_ids]), np.concatenate([some.logits, self.changed_logits])
         )

@@ -10,6 +10,7 @@ from minfer.backends.cpu.kernels.matmul_float import FLOAT_TYPES
 from minfer.backends.cpu.os_threads import n_usable_cores
 from minfer.backends.cpu.pack import packable_types
 from minfer.backends.cpu.program import CpuProgram
+from minfer.backends.cpu.vocabulary import NativeVocabularyOps
 from minfer.graph import Symbol, TensorSpec, ops
 from minfer.graph.ops import Op
 from minfer.quants import GGMLType
@@ -69,3 +70,6 @@ class CpuBackend:
     def compile(self, request: CompileRequest) -> CpuProgram:
         n_threads = request.n_threads or n_usable_cores()
         return CpuProgram(request, self.name, self._target, n_threads, self._kernel_cache)
+
+    def vocabulary_ops(self) -> NativeVocabularyOps:
+        return NativeVocabularyOps(self._target, self._kernel_cache)

@@ -10,6 +10,7 @@ from minfer.backends.reference.program import ReferenceProgram
 from minfer.graph import Symbol, TensorSpec
 from minfer.graph.ops import Op
 from minfer.quants import GGMLType, dequantisable_types
+from minfer.sampling import NumpyVocabularyOps
 
 KV_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.Q8_0)
 """Types of a KV region."""
@@ -41,3 +42,6 @@ class ReferenceBackend:
 
     def compile(self, request: CompileRequest) -> ReferenceProgram:
         return ReferenceProgram(request, self.name, self._weight_cache_bytes)
+
+    def vocabulary_ops(self) -> NumpyVocabularyOps:
+        return NumpyVocabularyOps()
