@@ -7,7 +7,8 @@ import gc
 import numpy as np
 import pytest
 
-from minfer.engine.kv_cache import KVSequence, PagePool, cells_of, pages_for
+from minfer.engine.kv_cache import KVSequence
+from minfer.engine.page_pool import PagePool, cells_of, pages_for
 from minfer.errors import ContextError, ParameterError
 
 

@@ -13,7 +13,8 @@ import minfer
 from minfer.backends import Backend
 from minfer.backends.cpu import CpuBackend
 from minfer.backends.reference import ReferenceBackend
-from minfer.engine.kv_cache import KVSequence, PagePool
+from minfer.engine.kv_cache import KVSequence
+from minfer.engine.page_pool import PagePool
 from minfer.engine.prefix_cache import PrefixCache
 from minfer.engine.runtime import Runtime
 from minfer.engine.session import Extension, Session, extend_together
@@ -156,8 +157,8 @@ def test_it_can_be_off() -> None:
 
 
 @pytest.fixture(scope="module", params=["reference", "cpu"])
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return ReferenceBackend() if request.param == "reference" else CpuBackend()
+def backend(request: pytest.FixtureRequest, tiny_dir: Path) -> Backend:
+    return ReferenceBackend() if request.param == "reference" else CpuBackend(kernel_cache=tiny_dir / "kernels")
 
 
 @pytest.mark.parametrize("kv_types", KV_TYPES.values(), ids=KV_TYPES)

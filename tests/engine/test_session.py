@@ -23,8 +23,8 @@ OTHER = np.random.default_rng(6).integers(0, 300, 150).tolist()
 
 
 @pytest.fixture(scope="module", params=["reference", "cpu"])
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return ReferenceBackend() if request.param == "reference" else CpuBackend()
+def backend(request: pytest.FixtureRequest, tiny_dir: Path) -> Backend:
+    return ReferenceBackend() if request.param == "reference" else CpuBackend(kernel_cache=tiny_dir / "kernels")
 
 
 @pytest.fixture(scope="module", params=KV_TYPES)
@@ -49,6 +49,33 @@ def test_forks_go_on_by_themselves(runtime: Runtime, n_shared: int) -> None:
                     got = session.extend_all(text[n_shared + at : n_shared + at + 7])
                     assert same_bits(got, logits[at : at + 7])
             assert [s.tokens for s in (first, second, third)] == [tuple(text) for text in texts]
+
+
+def test_a_fork_between_two_chunks_is_not_written_to(runtime: Runtime) -> None:
+    forks: list[Session] = []
+    with Session(runtime) as session:
+        session.extend(TOKENS[:100], chunk=30, progress=lambda done, total: forks.append(session.fork()))
+    assert [fork.n_tokens for fork in forks] == [30, 60, 90, 100]
+    for fork in forks:
+        n_tokens = fork.n_tokens
+        assert same_bits(fork.extend(OTHER[:5]), _last(runtime, [*TOKENS[:n_tokens], *OTHER[:5]]))
+        fork.close()
+
+
+def test_a_fork_is_not_written_to_even_if_the_session_is_cut_between_two_chunks(runtime: Runtime) -> None:
+    forks: list[Session] = []
+    with Session(runtime) as session:
+
+        def cut(done: int, total: int) -> None:
+            if done == 50:
+                forks.append(session.fork())
+                session.truncate(10)
+
+        session.extend(TOKENS[:100], chunk=50, progress=cut)
+        assert session.tokens == (*TOKENS[:10], *TOKENS[50:100])
+    (fork,) = forks
+    assert same_bits(fork.extend(OTHER[:5]), _last(runtime, [*TOKENS[:50], *OTHER[:5]]))
+    fork.close()
 
 
 @pytest.mark.parametrize("n_kept", [1, 30, 64, 90])

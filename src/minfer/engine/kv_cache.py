@@ -1,132 +1,20 @@
-"""The KV cache's bookkeeping: which pages belong to which sequences. The bytes themselves live with the backend.
+"""Sequences in the KV cache: which tokens they are of, and in which pages their keys and values stand.
 
-A page holds the keys and values of `PAGE_SIZE` positions, in all layers. Position p of a sequence stands in cell
-`pages[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE`. Sequences with a common beginning share its pages; a page is copied
-before one of several owners writes to it. Source: paged attention, Kwon et al. (2023).
+Sequences with a common beginning share its pages; a page is copied before one of several owners writes to it.
 """
 
 from __future__ import annotations
 
-import heapq
-import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from minfer.engine.page_pool import PagePool, cells_of, pages_for
 from minfer.errors import ContextError, ParameterError
 from minfer.graph import PAGE_SIZE
-
-
-def pages_for(n_positions: int) -> int:
-    """How many pages hold that many positions."""
-    return -(-n_positions // PAGE_SIZE)
-
-
-def cells_of(pages: Sequence[int], positions: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The cells in which these positions of a sequence stand."""
-    return np.asarray(pages, np.int32)[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
-
-
-class PagePool:
-    """Pages with counted owners: a page is free when it has none. Safe to use from several threads.
-
-    `lock` guards the counts and what is in the pages: a step holds it while it runs, and so does whoever copies or
-    moves rows. A page that is given back is thus not written by its next owner before a step that reads it has ended.
-    """
-
-    def __init__(self, n_pages: int) -> None:
-        self.lock = threading.RLock()
-        self._n_owners = [0] * n_pages
-        self._free = list(range(n_pages))
-        self._abandoned: deque[list[int]] = deque()
-        self._reclaim: Callable[[int], object] | None = None
-
-    @property
-    def n_pages(self) -> int:
-        return len(self._n_owners)
-
-    @property
-    def n_free(self) -> int:
-        with self.lock:
-            self._collect()
-            return len(self._free)
-
-    def is_shared(self, page: int) -> bool:
-        """Whether a page has several owners."""
-        return self._n_owners[page] > 1
-
-    def n_owners(self, page: int) -> int:
-        return self._n_owners[page]
-
-    def when_short(self, reclaim: Callable[[int], object]) -> None:
-        """Sets what `take` calls with the number of free pages that it wants, where there are fewer: it may give back
-        pages that are only kept in case they are of use."""
-        self._reclaim = reclaim
-
-    def take(self, n_pages: int) -> list[int]:
-        """Takes pages, the lowest free ones first.
-
-        Raises:
-            ContextError: there are not that many.
-        """
-        with self.lock:
-            self._collect()
-            if n_pages > len(self._free) and self._reclaim is not None:
-                self._reclaim(n_pages)
-            if n_pages > len(self._free):
-                used = self.n_pages - len(self._free)
-                raise ContextError(
-                    f"the KV cache is full: other sequences use {used} of its {self.n_pages} pages of {PAGE_SIZE} "
-                    f"positions, and {n_pages} more are needed",
-                    n_positions=(used + n_pages) * PAGE_SIZE,
-                    n_ctx=self.n_pages * PAGE_SIZE,
-                )
-            pages = [heapq.heappop(self._free) for _ in range(n_pages)]
-            for page in pages:
-                self._n_owners[page] = 1
-            return pages
-
-    def share(self, pages: Sequence[int]) -> None:
-        """Adds an owner to pages that have one.
-
-        Raises:
-            ParameterError: a page is free.
-        """
-        with self.lock:
-            self._check_owned(pages)
-            for page in pages:
-                self._n_owners[page] += 1
-
-    def give_back(self, pages: Sequence[int]) -> None:
-        """Takes an owner from pages; those that have no other are free.
-
-        Raises:
-            ParameterError: a page is free already.
-        """
-        with self.lock:
-            self._check_owned(pages)
-            for page in pages:
-                self._n_owners[page] -= 1
-                if self._n_owners[page] == 0:
-                    heapq.heappush(self._free, page)
-
-    def abandon(self, pages: list[int]) -> None:
-        """Gives pages back without waiting for the lock, as a garbage collector must: they are free by the next
-        `take`."""
-        self._abandoned.append(pages)
-
-    def _collect(self) -> None:
-        while self._abandoned:
-            self.give_back(self._abandoned.popleft())
-
-    def _check_owned(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            if self._n_owners[page] == 0:
-                raise ParameterError(f"page {page} is free: it was given back once too often")
 
 
 class PageContents(Protocol):
@@ -134,6 +22,15 @@ class PageContents(Protocol):
 
     def copy_page(self, source: int, target: int) -> None:
         """Copies the rows of a page in all layers."""
+        ...
+
+    def check_movable(self) -> None:
+        """Refuses what `move_rows` can't do, with UnsupportedError."""
+        ...
+
+    def move_rows(self, sources: NDArray[np.int32], targets: NDArray[np.int32], n_positions: int) -> None:
+        """Moves rows from cells to cells that are `n_positions` nearer to the beginning; keys are turned back by as
+        much. Cells come in the order of positions, and a target may be the source of an earlier row."""
         ...
 
 
@@ -253,6 +150,51 @@ class KVSequence:
             self._pool.give_back(self._pages[n_pages:])
             del self._pages[n_pages:]
             del self._tokens[n_tokens:]
+
+    def drop(self, start: int, end: int) -> None:
+        """Takes the tokens start..end out (`end` itself stays). Those after them move to the positions that become
+        free: their keys are turned by the shift, and their values stay as they are.
+
+        If it is interrupted, the tokens before `start` are left.
+
+        Raises:
+            ParameterError: that is no range of the sequence.
+            UnsupportedError: the model's keys can't be turned afterwards. Nothing has changed then.
+            ContextError: the pool has too few pages to move rows out of shared ones. Nothing has changed then.
+        """
+        with self._pool.lock:
+            if not 0 <= start <= end <= self.n_tokens:
+                raise ParameterError(f"the sequence has {self.n_tokens} tokens, and {start}..{end} are to be dropped")
+            if start == end:
+                return
+            if end < self.n_tokens:
+                self._shift(start, end)
+                return
+            self.truncate(start)
+
+    def _shift(self, start: int, end: int) -> None:
+        self._contents.check_movable()
+        n_after = self.n_tokens - (end - start)
+        old, first = list(self._pages), start // PAGE_SIZE
+        shared = [i for i in range(first, pages_for(n_after)) if self._pool.is_shared(old[i])]
+        fresh = self._pool.take(len(shared))
+        new = list(old)
+        for index, page in zip(shared, fresh, strict=True):
+            new[index] = page
+        try:
+            if start % PAGE_SIZE and new[first] != old[first]:
+                self._contents.copy_page(old[first], new[first])
+            sources = cells_of(old, np.arange(end, self.n_tokens, dtype=np.int32))
+            targets = cells_of(new, np.arange(start, n_after, dtype=np.int32))
+            self._contents.move_rows(sources, targets, end - start)
+        except BaseException:
+            self._pool.give_back(fresh)
+            self.truncate(start)
+            raise
+        self._shifted_from = min(self.n_cold, start)
+        self._pages[:] = new[: pages_for(n_after)]
+        del self._tokens[start:end]
+        self._pool.give_back([*(old[i] for i in shared), *old[pages_for(n_after) :]])
 
     def free(self) -> None:
         """Gives all pages back; the sequence is empty afterwards."""

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Final
 from weakref import WeakSet
 
-from minfer.engine.kv_cache import KVSequence, PagePool
+from minfer.engine.kv_cache import KVSequence
+from minfer.engine.page_pool import PagePool
 from minfer.graph import PAGE_SIZE
 
 DEFAULT_MAX_BYTES: Final = 512 * 2**20

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.engine.kv_cache import KVSequence, PagePool, cells_of, pages_for
+from minfer.engine.kv_cache import KVSequence
+from minfer.engine.page_pool import PagePool, cells_of, pages_for
 from minfer.engine.page_store import PageStore
 from minfer.engine.plan import ExecutionPlan
 from minfer.engine.prefix_cache import PrefixCache

@@ -10,7 +10,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.engine.kv_cache import KVSequence, pages_for
+from minfer.engine.kv_cache import KVSequence
+from minfer.engine.page_pool import pages_for
 from minfer.engine.runtime import Runtime, StepPart, check_tokens
 from minfer.errors import ContextError, ParameterError
 
@@ -99,6 +100,19 @@ class Session:
         """
         self._check_open()
         self._sequence.truncate(n_tokens)
+
+    def drop(self, start: int, end: int) -> None:
+        """Forgets the tokens start..end (`end` itself stays), and moves those after them to the positions that become
+        free: their keys are turned by the shift. What has been computed from the dropped tokens stays in what follows
+        them, so that the logits are near to, and not the same as, those of the remaining tokens alone.
+
+        Raises:
+            ParameterError: that is no range of the tokens.
+            UnsupportedError: the model's keys can't be turned afterwards.
+            ContextError: the cache has too few pages to move what other sessions share.
+        """
+        self._check_open()
+        self._sequence.drop(start, end)
 
     def close(self) -> None:
         """Gives the pages back, or leaves them to the prefix cache. The session can't be used afterwards."""
