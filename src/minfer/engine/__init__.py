@@ -1,6 +1,7 @@
 """The engine: loading, sequences, the decode loop."""
 
 from minfer.engine.answer import Answer, Delta, GenerationRequest
+from minfer.engine.batch import BatchEngine, BatchHandle
 from minfer.engine.batch_types import (
     BatchRequest,
     EngineSnapshot,
@@ -30,6 +31,8 @@ __all__ = [
     "CACHE_TYPES",
     "DEFAULT_MAX_TOKENS",
     "Answer",
+    "BatchEngine",
+    "BatchHandle",
     "BatchRequest",
     "ChatOptions",
     "Conversation",

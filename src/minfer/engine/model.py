@@ -9,6 +9,7 @@ from typing import Self, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from minfer.engine.batch import BatchEngine
 from minfer.engine.context_shift import ChatContext, TurnDropper, drop_half
 from minfer.engine.conversation import ChatState, Conversation
 from minfer.engine.generation import TextStream, close_session
@@ -22,6 +23,7 @@ from minfer.engine.session import Session
 from minfer.engine.transcript import Transcript
 from minfer.errors import ParameterError
 from minfer.gguf import GGUFFile
+from minfer.graph import PAGE_SIZE
 from minfer.models import HParams
 from minfer.text import Tokenizer
 from minfer.text.messages import plain_messages
@@ -56,6 +58,17 @@ class Model:
     @property
     def n_vocab(self) -> int:
         return self._runtime.hparams.n_vocab
+
+    @property
+    def kv_position_bytes(self) -> int:
+        """Bytes that a position takes in the KV cache."""
+        return self._runtime.store.position_bytes
+
+    @property
+    def kv_bytes_in_use(self) -> int:
+        """Bytes of the KV cache's pages that sequences use now, finished ones that are kept for reuse included."""
+        pool = self._runtime.pool
+        return (pool.n_pages - pool.n_free) * PAGE_SIZE * self.kv_position_bytes
 
     def tokenize(self, text: str, special: bool = False) -> list[int]:
         """Token ids of a text, without BOS. With `special`, special tokens in the text are parsed as such."""
@@ -198,6 +211,27 @@ class Model:
             context_shift=context_shift,
             reuse=reuse,
             options=options,
+        )
+
+    def batch_engine(self, name: str = "model", *, max_active: int = 8, max_queued: int = 64) -> BatchEngine:
+        """An engine that computes many requests together, in a thread of its own; close it before the model.
+
+        Args:
+            name: what clients call the model.
+            max_active: how many sequences are computed together at most.
+            max_queued: how many requests may wait.
+
+        Raises:
+            ParameterError: a value out of its range.
+        """
+        self._check_open()
+        return BatchEngine(
+            self._runtime,
+            self._tokenizer,
+            self._samplers,
+            model_name=name,
+            max_active=max_active,
+            max_queued=max_queued,
         )
 
     def close(self) -> None:

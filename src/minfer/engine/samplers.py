@@ -23,7 +23,7 @@ class Samplers:
             ops: does the passes over the vocabulary; None is NumPy.
         """
         self._tokenizer = tokenizer
-        self._ops = ops or NumpyVocabularyOps()
+        self.ops = ops or NumpyVocabularyOps()
         self._breakers: dict[tuple[str, ...], SequenceBreakers] = {}
 
     def make(self, params: SamplingParams) -> Sampler:
@@ -34,7 +34,7 @@ class Samplers:
         """
         needs_breakers = params.dry_multiplier > 0
         breakers = self._find_breakers(params.dry_sequence_breakers) if needs_breakers else None
-        return Sampler(params, self._tokenizer.n_vocab, ops=self._ops, dry_breakers=breakers)
+        return Sampler(params, self._tokenizer.n_vocab, ops=self.ops, dry_breakers=breakers)
 
     def answer(self, request: GenerationRequest, sampler: Sampler | None = None) -> Answer:
         """A new answer, with a new sampler unless one is given.
@@ -42,7 +42,7 @@ class Samplers:
         Raises:
             ParameterError: the request names a token that is not in the vocabulary, or an empty stop string.
         """
-        return Answer(self._tokenizer, sampler or self.make(request.sampling), request, self._ops)
+        return Answer(self._tokenizer, sampler or self.make(request.sampling), request, self.ops)
 
     def _find_breakers(self, texts: tuple[str, ...]) -> SequenceBreakers:
         if texts not in self._breakers:
