@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from minfer.errors import ContextError, EngineClosedError, ModelError, Parameter
 from minfer.sampling import SamplingParams
 from tiny_load import tiny_path
 
-PLAIN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "ignore_eos": True}
+PLAIN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module", params=["reference", "cpu"])
@@ -345,7 +346,7 @@ def test_a_failing_step_ends_the_engine_and_says_why(
 @pytest.mark.parametrize("limits", [{"max_active": 0}, {"max_active": 65}, {"max_queued": -1}])
 def test_limits_out_of_range(batch_model: minfer.Model, limits: dict[str, int]) -> None:
     with pytest.raises(ParameterError, match=next(iter(limits))):
-        batch_model.batch_engine(**limits)
+        batch_model.batch_engine("tiny", **limits)
 
 
 def test_many_threads_may_submit(batch_model: minfer.Model) -> None:
