@@ -215,24 +215,38 @@ def test_raw_text_loses_its_older_half_again_and_again(small: minfer.Model) -> N
     assert (len(whole.tokens), whole.stop_cause) == (400, "max_tokens")
     n_steps = 400 - N_CTX
     assert whole.stats.n_dropped_tokens >= n_steps
-    assert whole.stats.n_dropped_tokens % (N_CTX // 2) == 0
+    assert whole.stats.n_dropped_tokens % ((N_CTX - 4) // 2) == 0
     # Until the context is full, it is the same answer.
     short = small.generate("hello", **options)
     assert short.stop_cause == "context_end"
     assert whole.tokens[: len(short.tokens)] == short.tokens
 
 
-def test_raw_text_keeps_its_bos(tiny_dir: Path) -> None:
-    source = edited(tiny_path(tiny_dir), tiny_dir / "bos.gguf", {"tokenizer.ggml.add_bos_token": True})
-    with minfer.load(source, 16) as model:
-        stream = model.stream("he", context_shift=True, max_tokens=40, ignore_eos=True, seed=1)
-        list(stream)
-        assert stream._session is not None
-        bos = model.tokenizer.bos_id
-        seen = stream.result.stats
-        assert bos is not None
-        # 15 positions after the BOS, of which 7 go each time.
-        assert seen.n_dropped_tokens % 7 == 0
+@pytest.mark.parametrize("n_ctx", [17, 5])
+def test_raw_text_keeps_its_first_tokens(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch, n_ctx: int) -> None:
+    seen = []
+    drop = minfer.Session.drop
+
+    def watched(self: minfer.Session, start: int, end: int) -> None:
+        before = self.tokens
+        drop(self, start, end)
+        seen.append((before, self.tokens))
+
+    monkeypatch.setattr(minfer.Session, "drop", watched)
+    with minfer.load(tiny_path(tiny_dir), n_ctx) as model:
+        result = model.generate([5, 6, 7], context_shift=True, max_tokens=40, ignore_eos=True, seed=1)
+    if n_ctx == 5:
+        assert (result.stop_cause, seen) == ("context_end", [])
+        return
+    assert len(result.tokens) == 40
+    everything = (5, 6, 7, *result.tokens)
+    n_gone = 0
+    for before, after in seen:
+        n_gone += 6
+        assert before[:4] == after[:4] == everything[:4]
+        assert after[4:] == before[10:]
+    assert len(seen) > 2
+    assert result.stats.n_dropped_tokens == n_gone
 
 
 def test_messages_to_generate_may_lose_turns(small: minfer.Model) -> None:

@@ -217,6 +217,15 @@ def test_leaving_a_turn_out_leaves_a_range_of_tokens_out(tokenizer: Tokenizer, t
         assert [span.tokens for span in shorter.spans if span.is_answer] == answers
 
 
+def test_the_first_token_of_all_stays() -> None:
+    tokenizer = byte_tokenizer(CHATML)
+    messages = [user("one"), assistant("two"), user("three")]
+    whole = first(tokenizer, *messages)
+    shorter, gone = without(tokenizer, whole, rendered(tokenizer, messages[-1]))
+    assert gone.start == 1
+    assert shorter.tokens == first(tokenizer, messages[-1]).tokens
+
+
 def test_a_turn_that_has_no_borders_between_tokens_is_cut_out_and_the_answers_stay() -> None:
     tokenizer = qwen_tokenizer(INST)
     messages, whole = conversation(tokenizer, "one", " two", "three", " four", "five")

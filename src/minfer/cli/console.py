@@ -17,7 +17,8 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from minfer.errors import MinferError, MinferWarning
+import minfer
+from minfer.errors import MinferError, MinferWarning, ParameterError
 
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
@@ -65,6 +66,27 @@ def write_text(text: str, end: str = "") -> None:
         encoding = stream.encoding or "utf-8"
         stream.write(data.encode(encoding, "replace").decode(encoding))
     stream.flush()
+
+
+def read_stdin() -> str:
+    """All that is piped in.
+
+    Raises:
+        ParameterError: it is not UTF-8.
+    """
+    return decoded(sys.stdin.buffer.read())
+
+
+def decoded(data: bytes) -> str:
+    """Piped bytes as text.
+
+    Raises:
+        ParameterError: they are not UTF-8.
+    """
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ParameterError(f"stdin is not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
 class ProgressBar:
@@ -117,6 +139,35 @@ class Spinner:
         if self._status is not None:
             self._status.stop()
             self._status = None
+
+
+class _Exclusive:
+    """A bar that takes the place of a spinner."""
+
+    def __init__(self, bar: ProgressBar, spinner: Spinner) -> None:
+        self._bar = bar
+        self._spinner = spinner
+
+    def start(self, description: str, total_bytes: int | None) -> None:
+        self._spinner.stop()
+        self._bar.start(description, total_bytes)
+
+    def advance(self, n_bytes: int) -> None:
+        self._bar.advance(n_bytes)
+
+    def finish(self) -> None:
+        self._bar.finish()
+
+
+def open_model(
+    name: str, n_ctx: int | None, threads: int | None, backend: str | None, cache_type: str, spinner: Spinner
+) -> minfer.Model:
+    """Opens a model, with a progress bar in place of the spinner where that takes long.
+
+    Raises:
+        MinferError: as `minfer.load`.
+    """
+    return minfer.load(name, n_ctx, threads, backend, cache_type, progress=_Exclusive(ProgressBar(), spinner))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from minfer.engine.answer import Answer
 from minfer.engine.prompts import Message
@@ -15,6 +15,9 @@ from minfer.engine.session import Session
 from minfer.engine.transcript import Transcript, common_prefix, follow, without
 from minfer.errors import ContextError
 from minfer.text import Tokenizer
+
+N_SINKS: Final = 4
+"""Tokens at the start of raw text that always stay."""
 
 
 @dataclass(frozen=True)
@@ -156,15 +159,19 @@ class TurnDropper:
         return shorter.n_dropped
 
 
-def drop_half(session: Session, n_kept: int) -> int:
+def drop_half(session: Session) -> int:
     """Drops the older half of a sequence that has no turns, but for its first tokens; says how many tokens are gone.
+
+    Models attend to the first tokens whatever they are, and lose their way without them (Xiao et al. 2023,
+    arXiv:2309.17453); a BOS token is among them.
 
     Raises:
         UnsupportedError: the model's keys can't be moved.
     """
-    n_dropped = (session.n_tokens - n_kept) // 2
-    session.drop(n_kept, n_kept + n_dropped)
-    return n_dropped
+    n_dropped = (session.n_tokens - N_SINKS) // 2
+    if n_dropped > 0:
+        session.drop(N_SINKS, N_SINKS + n_dropped)
+    return max(n_dropped, 0)
 
 
 def _n_system(messages: Sequence[Message]) -> int:

@@ -66,6 +66,11 @@ class TextStream(Iterator[str]):
         """The answer so far; the whole one once the stream has ended."""
         return self._answer.result
 
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The names of the sampler's stages that are on, in order."""
+        return self._answer.sampler.stages
+
     def _run(self) -> Generator[Delta, None, None]:
         try:
             session = self._session = self._open_session()

@@ -85,7 +85,7 @@ def load(
         lowered = lower(graph, PassContext((runner,), bounds))
         plan = ExecutionPlan(lowered, (runner,), FileWeights(file), bounds, n_threads=threads, progress=progress)
         runtime = Runtime(plan, hparams, size, bounds, _observers(settings), prefix_cache_bytes=prefix_cache_bytes)
-        return Model(file, tokenizer, runtime)
+        return Model(file, tokenizer, runtime, runner.vocabulary_ops())
     except BaseException:
         file.close()
         raise

@@ -25,6 +25,7 @@ from minfer.errors import ParameterError
 from minfer.gguf import GGUFFile
 from minfer.graph import PAGE_SIZE
 from minfer.models import HParams
+from minfer.sampling import VocabularyOps
 from minfer.text import Tokenizer
 from minfer.text.messages import plain_messages
 
@@ -35,11 +36,13 @@ class Model:
     Its methods may be called from several threads; steps take turns.
     """
 
-    def __init__(self, file: GGUFFile, tokenizer: Tokenizer, runtime: Runtime) -> None:
+    def __init__(
+        self, file: GGUFFile, tokenizer: Tokenizer, runtime: Runtime, vocabulary_ops: VocabularyOps | None = None
+    ) -> None:
         self._file = file
         self._tokenizer = tokenizer
         self._runtime = runtime
-        self._samplers = Samplers(tokenizer)
+        self._samplers = Samplers(tokenizer, vocabulary_ops)
         self._closed = False
 
     @property
@@ -142,12 +145,11 @@ class Model:
         tokens = self._encode(prompt, options)
         Session(self._runtime).check_room(len(tokens))
         answer = self._samplers.answer(make_request(options, tokens, continues_text=not is_chat(prompt)))
-        n_kept = int(tokens[0] == self._tokenizer.bos_id)
         return TextStream(
             answer,
             lambda: self.session(reuse=tokens),
             on_end=close_session,
-            make_room=(lambda session: drop_half(session, n_kept)) if shifts else None,
+            make_room=drop_half if shifts else None,
             progress=options.get("progress"),
         )
 

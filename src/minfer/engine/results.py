@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from minfer.errors import ParameterError
 from minfer.sampling import TokenLogprobs
 
 
@@ -102,3 +103,14 @@ class Generation:
     stats: Stats
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """one for each token, where they were asked for"""
+
+    @property
+    def mean_logprob(self) -> float:
+        """The mean log probability of its tokens, 0 of none: the higher, the likelier the model found its own answer.
+
+        Raises:
+            ParameterError: logprobs were not asked for.
+        """
+        if self.logprobs is None:
+            raise ParameterError("the answer has no logprobs; ask for them with logprobs=0")
+        return sum(entry.logprob for entry in self.logprobs) / len(self.logprobs) if self.logprobs else 0.0

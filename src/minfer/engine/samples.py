@@ -68,6 +68,11 @@ class SampleStream(Iterator[tuple[int, Delta]]):
         """The answers so far; the whole ones once the stream has ended."""
         return [answer.result for answer in self._answers]
 
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The names of the samplers' stages that are on, in order."""
+        return self._answers[0].sampler.stages
+
     def _run(self) -> Generator[tuple[int, Delta], None, None]:
         sessions: dict[int, Session] = {}
         try:

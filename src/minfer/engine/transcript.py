@@ -92,10 +92,12 @@ def without(tokenizer: Tokenizer, whole: Transcript, prompt: str) -> tuple[Trans
     starts = [0, *ends[:-1]]
     n_tokens = [0, *accumulate(len(span.tokens) for span in whole.spans)]
     borders = {start: index for index, start in enumerate(starts)}
-    # Where turns begin alike there are several ways to cut, with the same tokens; a turn begins with a special token.
+    # Where turns begin alike there are several ways to cut, with the same tokens. A turn begins with a special token;
+    # but the first token of all stays if it can, since models attend to it for no reason but that it is the first
+    # (Xiao et al. 2023, arXiv:2309.17453).
     cuts = [start for start in borders if first <= start <= last and start + n_gone in borders]
     if cuts:
-        start = max(cuts, key=lambda start: (whole.spans[borders[start]].is_special, start))
+        start = max(cuts, key=lambda cut: (n_tokens[borders[cut]] > 0, whole.spans[borders[cut]].is_special, cut))
         a, b = borders[start], borders[start + n_gone]
         return Transcript(whole.spans[:a] + whole.spans[b:]), range(n_tokens[a], n_tokens[b])
     before = [span for span, end in zip(whole.spans, ends, strict=True) if end <= last]
