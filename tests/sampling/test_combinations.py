@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,3 +129,11 @@ def test_top_n_sigma_comes_before_the_temperature() -> None:
 
 def test_replace_keeps_defaults_neutral_for_mirostat() -> None:
     assert replace(SamplingParams(), mirostat=2).mirostat == 2
+
+
+def test_every_parameter_is_in_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sampling.md").read_text("utf-8")
+    for each in fields(SamplingParams):
+        assert f"`{each.name}`" in page
+    for name in SAMPLERS:
+        assert f"`{name}`" in page

@@ -48,7 +48,7 @@ def zipf(exponent: float, n: int) -> list[float]:
 @pytest.mark.parametrize("of", KINDS)
 def test_mirostat_1_finds_the_exponent_and_its_k(of: type, exponent: float, mu: float, k: int) -> None:
     kept = cut_by_exponent(of(zipf(exponent, 200)), mu, 1000)
-    assert ids_of(kept) == list(range(k))
+    assert sorted(ids_of(kept)) == list(range(k))
 
 
 def test_mirostat_1_at_the_limits_of_its_formula() -> None:

@@ -40,8 +40,8 @@ class Tokens(Protocol):
         """The first `n` >= 1 in the fixed order, in that order; fewer where fewer are not banned."""
         ...
 
-    def at_least(self, logit: float) -> Candidates:
-        """Those with at least that logit, which is finite, in any order."""
+    def at_least(self, logit: float, min_keep: int = 1) -> Tokens:
+        """Those with at least that logit, which is not NaN; or `leading(min_keep)`, where they are fewer than that."""
         ...
 
     def listed(self) -> Candidates:
@@ -89,11 +89,12 @@ class Candidates:
     def leading(self, n: int) -> Candidates:
         kept = self.listed()
         if _SORTED_WHOLE * n < len(kept):  # only what reaches a threshold is sorted
-            kept = kept.at_least(threshold(kept.logits, n))
+            kept = select(kept, kept.logits >= threshold(kept.logits, n))
         return select(kept, np.lexsort((kept.ids, -kept.logits))[:n])
 
-    def at_least(self, logit: float) -> Candidates:
-        return select(self, self.logits >= logit)
+    def at_least(self, logit: float, min_keep: int = 1) -> Candidates:
+        reaches = (self.logits >= logit) & (self.logits > -np.inf)
+        return select(self, reaches) if reaches.sum() >= min_keep else self.leading(min_keep)
 
     def listed(self) -> Candidates:
         banned = self.logits == -np.inf

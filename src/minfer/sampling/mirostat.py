@@ -10,14 +10,14 @@ import math
 
 import numpy as np
 
-from minfer.sampling.candidates import Candidates, Tokens
+from minfer.sampling.candidates import Tokens
 
 _LN2 = math.log(2.0)
 _N_ESTIMATED = 100
 """Tokens that the exponent is estimated from, m in the paper."""
 
 
-def cut_by_exponent(tokens: Tokens, mu: float, n_vocab: int) -> Candidates:
+def cut_by_exponent(tokens: Tokens, mu: float, n_vocab: int) -> Tokens:
     """Mirostat 1: the k likeliest tokens, where k is what a Zipf distribution needs for an expected surprise of `mu`.
 
     Its exponent s is estimated from the likeliest tokens; k = (e * 2^mu / (1 - n_vocab^-e))^(1/s) with e = s - 1,
@@ -29,13 +29,13 @@ def cut_by_exponent(tokens: Tokens, mu: float, n_vocab: int) -> Candidates:
     ranks = np.arange(1.0, len(head))
     steps = np.log((ranks + 1) / ranks)
     exponent = float(-(steps * np.diff(head.logits)).sum() / (steps * steps).sum())
-    return tokens.leading(_k_for(mu, exponent, n_vocab, len(tokens)))
+    k = _k_for(mu, exponent, n_vocab, len(tokens))
+    return tokens if k == len(tokens) else tokens.leading(k)  # no cut needs no order
 
 
-def cut_by_surprise(tokens: Tokens, mu: float) -> Candidates:
+def cut_by_surprise(tokens: Tokens, mu: float) -> Tokens:
     """Mirostat 2: the tokens whose surprise is at most `mu`, or the likeliest one where there is none."""
-    kept = tokens.at_least(tokens.largest() + math.log(tokens.total()) - mu * _LN2)
-    return kept if len(kept) else tokens.leading(1)
+    return tokens.at_least(tokens.largest() + math.log(tokens.total()) - mu * _LN2)
 
 
 def surprise(tokens: Tokens, token: int) -> float:

@@ -49,6 +49,11 @@ class Step:
     allowed: NDArray[np.bool_] | None
     chance: float
 
+    @property
+    def min_keep(self) -> int:
+        """How many tokens a cut leaves at least."""
+        return max(1, self.params.min_keep)
+
 
 def _penalise(tokens: Tokens, step: Step) -> Tokens:
     return penalise(
@@ -79,13 +84,13 @@ def _grammar(tokens: Tokens, step: Step) -> Tokens:
 
 def _top_n_sigma(tokens: Tokens, step: Step) -> Tokens:
     sigma = standard_deviation(step.logits)
-    return keep_top_n_sigma(tokens, step.params.top_n_sigma, sigma, step.params.min_keep)
+    return keep_top_n_sigma(tokens, step.params.top_n_sigma, sigma, step.min_keep)
 
 
 def _xtc(tokens: Tokens, step: Step) -> Tokens:
     if step.chance >= step.params.xtc_probability:
         return tokens
-    return exclude_top_choices(tokens, step.params.xtc_threshold, step.params.min_keep)
+    return exclude_top_choices(tokens, step.params.xtc_threshold, step.min_keep)
 
 
 def _temperature(tokens: Tokens, step: Step) -> Tokens:
@@ -102,9 +107,9 @@ STAGES: Mapping[str, Callable[[Tokens, Step], Tokens]] = {
     "dry": _dry,
     "grammar": _grammar,
     "top_k": lambda tokens, step: keep_top_k(tokens, step.params.top_k),
-    "typical_p": lambda tokens, step: keep_typical(tokens, step.params.typical_p, step.params.min_keep),
-    "top_p": lambda tokens, step: keep_top_p(tokens, step.params.top_p, step.params.min_keep),
-    "min_p": lambda tokens, step: keep_min_p(tokens, step.params.min_p, step.params.min_keep),
+    "typical_p": lambda tokens, step: keep_typical(tokens, step.params.typical_p, step.min_keep),
+    "top_p": lambda tokens, step: keep_top_p(tokens, step.params.top_p, step.min_keep),
+    "min_p": lambda tokens, step: keep_min_p(tokens, step.params.min_p, step.min_keep),
     "top_n_sigma": _top_n_sigma,
     "xtc": _xtc,
     "temperature": _temperature,

@@ -53,21 +53,21 @@ def keep_top_p(tokens: Tokens, p: float, min_keep: int = 1) -> Candidates:
     return nucleus(tokens, p, min_keep)
 
 
-def keep_min_p(tokens: Tokens, p: float, min_keep: int = 1) -> Candidates:
+def keep_min_p(tokens: Tokens, p: float, min_keep: int = 1) -> Tokens:
     """The tokens at least `p` (in (0, 1]) times as likely as the likeliest.
 
     Source: Nguyen et al. 2024, arXiv:2407.01082.
     """
-    return _at_least(tokens, tokens.largest() + math.log(p), min_keep)
+    return tokens.at_least(tokens.largest() + math.log(p), min_keep)
 
 
-def keep_top_n_sigma(tokens: Tokens, n: float, sigma: float, min_keep: int = 1) -> Candidates:
+def keep_top_n_sigma(tokens: Tokens, n: float, sigma: float, min_keep: int = 1) -> Tokens:
     """The tokens whose logit is at most `n` times `sigma` below the largest.
 
     `sigma` is the standard deviation of all logits of the model; see `standard_deviation`. Source: Tang et al. 2024,
     arXiv:2411.07641.
     """
-    return _at_least(tokens, tokens.largest() - n * sigma, min_keep)
+    return tokens.at_least(tokens.largest() - n * sigma, min_keep)
 
 
 def standard_deviation(logits: NDArray[np.float32]) -> float:
@@ -88,8 +88,3 @@ def exclude_top_choices(tokens: Tokens, threshold: float, min_keep: int = 1) -> 
     if n_above < 2 or (min_keep > 1 and len(tokens.listed()) - (n_above - 1) < min_keep):
         return tokens
     return tokens.with_logits(likeliest.ids[: n_above - 1], np.full(n_above - 1, -np.inf))
-
-
-def _at_least(tokens: Tokens, logit: float, min_keep: int) -> Candidates:
-    kept = tokens.at_least(logit)
-    return kept if len(kept) >= min_keep else tokens.leading(min_keep)

@@ -13,6 +13,8 @@ from minfer.sampling.candidates import Candidates, Tokens
 from minfer.sampling.vocabulary import VocabularyOps
 
 _MOST = float(np.finfo(np.float32).max)
+_FEW = 16
+"""Up to this part of the vocabulary is listed where a stage leaves no more; else the rest is banned."""
 _ROUNDING = 2.0**-50
 """Relative, and more than a multiplication and an addition are off by."""
 
@@ -52,10 +54,7 @@ class WholeVocabulary:
         return max(self._logit(float(self._unchanged.max())), float(self.changed_logits.max()))
 
     def total(self) -> float:
-        largest = self.largest()
-        as_given = self.shift + largest * self.temperature  # what `_logit` makes `largest` of, but for rounding
-        total = self.ops.exp_sum(self._unchanged, as_given, 1 / self.temperature)
-        return total + float(np.exp(self.changed_logits - largest).sum())
+        return self._total
 
     def leading(self, n: int) -> Candidates:
         if n == 1 and not len(self.changed_ids):
@@ -63,12 +62,23 @@ class WholeVocabulary:
         ids = self.ops.top_k(self._unchanged, min(n, len(self)))
         return self._with_changed(ids).leading(n) if len(self.changed_ids) else self._unchanged_candidates(ids)
 
-    def at_least(self, logit: float) -> Candidates:
-        # Logits as given are compared with a float32 that is not above the threshold; of what is left, float64 decides.
+    def at_least(self, logit: float, min_keep: int = 1) -> Tokens:
+        # The logits as given are compared with two float32, below and above the threshold; float64 decides between.
         scaled = logit * self.temperature
-        below = scaled + self.shift - (abs(scaled) + abs(self.shift)) * _ROUNDING
-        below32 = np.nextafter(np.float32(min(max(below, -_MOST), _MOST)), np.float32(-_MOST))
-        return self._with_changed(np.flatnonzero(self._unchanged >= below32)).at_least(logit)
+        rounding = (abs(scaled) + abs(self.shift)) * _ROUNDING
+        below = _next_float32(scaled + self.shift - rounding, -_MOST)
+        above = _next_float32(scaled + self.shift + rounding, _MOST)
+        reaches = self._unchanged >= below
+        near = np.flatnonzero(reaches & (self._unchanged <= above))
+        reaches[near] = self._unchanged_candidates(near).logits >= logit
+        kept_changed = self.changed_logits >= max(logit, -_MOST)
+        n_kept = int(np.count_nonzero(reaches)) + int(np.count_nonzero(kept_changed))
+        if n_kept < min_keep:
+            return self.leading(min_keep)
+        left = replace(self, changed_logits=np.where(kept_changed, self.changed_logits, -np.inf))
+        if n_kept * _FEW < len(self):
+            return left._with_changed(np.flatnonzero(reaches)).listed()
+        return replace(left, logits=np.where(reaches, self._unchanged, np.float32(-np.inf)))
 
     def listed(self) -> Candidates:
         return self._with_changed(np.flatnonzero(self._unchanged > -np.inf)).listed()
@@ -89,6 +99,9 @@ class WholeVocabulary:
         return found
 
     def with_logits(self, ids: NDArray[np.int64], logits: NDArray[np.float64]) -> WholeVocabulary:
+        if not len(self.changed_ids):
+            order = np.argsort(ids)
+            return replace(self, changed_ids=ids[order], changed_logits=logits[order])
         kept = ~np.isin(self.changed_ids, ids)
         all_ids = np.concatenate([self.changed_ids[kept], ids])
         all_logits = np.concatenate([self.changed_logits[kept], logits])
@@ -109,6 +122,13 @@ class WholeVocabulary:
         unchanged[self.changed_ids] = -np.inf
         return unchanged
 
+    @cached_property
+    def _total(self) -> float:
+        largest = self.largest()
+        as_given = self.shift + largest * self.temperature  # what `_logit` makes `largest` of, but for rounding
+        total = self.ops.exp_sum(self._unchanged, as_given, 1 / self.temperature)
+        return total + float(np.exp(self.changed_logits - largest).sum())
+
     def _logit(self, as_given: float) -> float:
         return (as_given - self.shift) / self.temperature
 
@@ -125,6 +145,12 @@ class WholeVocabulary:
         return Candidates(
             np.concatenate([some.ids, self.changed_ids]), np.concatenate([some.logits, self.changed_logits])
         )
+
+
+def _next_float32(x: float, towards: float) -> np.float32:
+    """The float32 next to x, in the direction of -_MOST or _MOST."""
+    nearest = np.float32(min(max(x, -_MOST), _MOST))
+    return np.float32(np.nextafter(nearest, np.float32(towards)))
 
 
 def whole_vocabulary(logits: NDArray[np.float32], ops: VocabularyOps) -> WholeVocabulary:
