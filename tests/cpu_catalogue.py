@@ -18,7 +18,7 @@ from minfer.backends.cpu.kernels.attention import (
 )
 from minfer.backends.cpu.kernels.elementwise import Elementwise, trace_elementwise
 from minfer.backends.cpu.kernels.kv_store import StoreShape, trace_kv_store
-from minfer.backends.cpu.kernels.matmul import MatMulShape, trace_direct, trace_tiles
+from minfer.backends.cpu.kernels.matmul import MatMulShape, trace_direct, trace_direct_tiles, trace_tiles
 from minfer.backends.cpu.kernels.matmul_float import FLOAT_TYPES, TILE_ROWS, FloatShape, trace_float
 from minfer.backends.cpu.kernels.quantise import trace_quantise
 from minfer.backends.cpu.kernels.rms_norm import NormShape, trace_rms_norm
@@ -59,6 +59,7 @@ def functions_that_trace() -> set[str]:
 def _traced(vector_bytes: int) -> Mapping[str, list[KernelIR]]:
     return {
         "trace_direct": list(_direct()),
+        "trace_direct_tiles": [trace_direct_tiles(MatMulShape(panels.Q4_0, 32, TOKENS, has_bias=True))],
         "trace_tiles": [trace_tiles(MatMulShape(panels.Q6_K, 256, TOKENS))],
         "trace_float": [trace_float(FloatShape(each, 66, TOKENS), TILE_ROWS) for each in FLOAT_TYPES],
         "trace_attention_split": [trace_attention_split(_attention(each, vector_bytes)) for each in (F32, F16, Q8_0)],
@@ -92,11 +93,11 @@ def _traced(vector_bytes: int) -> Mapping[str, list[KernelIR]]:
 
 
 def _direct() -> Iterator[KernelIR]:
-    """Every format of panels, and a tile of two tokens; with a bias, and with a gate."""
+    """Every format of panels; with a bias, and with a gate."""
     for panel in {panel_format(each).name: panel_format(each) for each in packable_types()}.values():
-        yield trace_direct(MatMulShape(panel, panel.unit_columns, TOKENS), 1)
-    yield trace_direct(MatMulShape(panels.Q4_0, 32, TOKENS, has_bias=True), 2)
-    yield trace_direct(MatMulShape(panels.Q4_1, 32, TOKENS, gate=ActivationKind.GELU), 1)
+        yield trace_direct(MatMulShape(panel, panel.unit_columns, TOKENS))
+    yield trace_direct(MatMulShape(panels.Q4_0, 32, TOKENS, has_bias=True))
+    yield trace_direct(MatMulShape(panels.Q4_1, 32, TOKENS, gate=ActivationKind.GELU))
 
 
 def _attention(ggml_type: GGMLType, vector_bytes: int) -> AttentionShape:

@@ -38,7 +38,7 @@ from minfer.simd import (
 )
 
 X86, ARM = Architecture.X86_64, Architecture.AARCH64
-MATMULS = ("trace_direct", "trace_tiles")
+MATMULS = ("trace_direct", "trace_direct_tiles", "trace_tiles")
 WITH_FMA = (*MATMULS, "trace_float", "trace_attention_split", "trace_attention_tiles")
 
 
@@ -61,7 +61,7 @@ def families(functions: Iterable[str]) -> dict[str, str]:
 
 
 def one_matmul() -> list[KernelIR]:
-    return [trace_direct(MatMulShape(panels.Q4_0, 32, StepWord.N_TOKENS), 1)]
+    return [trace_direct(MatMulShape(panels.Q4_0, 32, StepWord.N_TOKENS))]
 
 
 def test_every_kernel_of_the_backend_is_looked_at() -> None:

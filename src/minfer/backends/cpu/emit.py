@@ -242,13 +242,15 @@ class Emitter:
         panel_bytes = panel.panel_bytes(n_columns) * shape.n_weights
         direct = _even_share(n_panels, self._n_threads, _DIRECT_CHUNK_BYTES // panel_bytes)
         n_parts = -(-n_panels // direct)
-        for n_tile_rows, min_rows, max_rows in ((1, 1, 1), (matmul.SMALL_TILE_ROWS, 2, matmul.MAX_DIRECT_ROWS)):
-            key = f"{shape.name('direct')} {n_tile_rows}"
+        for trace, rows_per_chunk, min_rows, max_rows in (
+            (matmul.trace_direct, 1, 1, 1),
+            (matmul.trace_direct_tiles, 0, 2, matmul.MAX_DIRECT_ROWS),
+        ):
             self.tape.add(
-                self.tape.kernel(matmul.trace_direct, shape, n_tile_rows, key=key),
+                self.tape.kernel(trace, shape, key=shape.name("")),
                 (*addresses, n_rows, n_panels, direct, n_parts),
                 rows=shape.rows,
-                rows_per_chunk=n_tile_rows,
+                rows_per_chunk=rows_per_chunk,
                 n_parts=n_parts,
                 min_rows=min_rows,
                 max_rows=max_rows,
@@ -258,7 +260,7 @@ class Emitter:
         tiles = _even_share(n_panels, self._n_threads, _TILES_SCRATCH_BYTES // panel_scratch)
         n_parts = -(-n_panels // tiles)
         self.tape.add(
-            self.tape.kernel(matmul.trace_tiles, shape, key=shape.name("tiles")),
+            self.tape.kernel(matmul.trace_tiles, shape, key=shape.name("")),
             (*addresses, n_rows, n_panels, tiles, n_parts),
             rows=shape.rows,
             rows_per_chunk=0,

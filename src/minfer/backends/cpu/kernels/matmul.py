@@ -10,10 +10,11 @@ weight, and each group of columns (32, or 16 where the format has a scale for 16
 in float32. That is the whole of the arithmetic, and every path keeps to it, so that a token's result has the same bits
 whether it is computed alone, in a batch, from packed panels or from unpacked ones.
 
-Two paths. *Direct*, for a few tokens: unpacks 32 columns of 16 rows into registers and uses them at once; one token
-is bound by reading the weights. *Tiles*, for more: a part of the panels is unpacked once into the thread's scratch
-memory as bytes with float32 scales, then multiplied with tiles of `TILE_ROWS` tokens; bound by the `dot4` units. 12
-accumulators, 8 vectors of weights and the temporaries fill the 32 registers of AVX-512.
+Two paths. *Direct* unpacks 32 columns of 16 rows into registers and uses them at once, for one token or for tiles of up
+to `DIRECT_TILE_ROWS`; one token is bound by reading the weights. *Tiles*, for many tokens: a part of the panels is
+unpacked once into the thread's scratch memory as bytes with float32 scales, then multiplied with tiles of `TILE_ROWS`
+tokens; bound by the `dot4` units. 12 accumulators, 8 vectors of weights and the temporaries fill the 32 registers of
+AVX-512. Unpacking again for every tile costs less than writing and reading it until some 100 tokens share it.
 
 Argument block of both: 0 panels, 1 second panels (gated only), 2 quantised rows, 3 y f32 [n, n_rows], 4 bias f32
 [n_rows] (with `has_bias`), 5 n_rows, 6 n_panels, 7 panels a part, 8 n_parts. y must not overlap what is read.
@@ -25,6 +26,7 @@ of quantising x: at most d/2 = max|x| / 254 a value. Source: the int8 scheme is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from minfer.backends.cpu.activations import QuantisedRow
@@ -43,8 +45,9 @@ from minfer.graph.ops import ActivationKind
 from minfer.simd import Kernel, KernelIR, Value, Var, f32, i8, i32, u8, vec
 
 TILE_ROWS = 12
+DIRECT_TILE_ROWS = 8
 SMALL_TILE_ROWS = 4
-MAX_DIRECT_ROWS = 4
+MAX_DIRECT_ROWS = 96
 """Up to so many tokens, the direct path is taken."""
 _PREFETCH_BYTES = 3072
 """How far ahead of the direct path its weights are asked for."""
@@ -108,26 +111,49 @@ def _read_arguments(k: Kernel, args: Value, shape: MatMulShape) -> _Arguments:
     )
 
 
-def trace_direct(shape: MatMulShape, n_tile_rows: int) -> KernelIR:
-    """The direct path for tiles of `n_tile_rows` tokens."""
-    panel, layout = shape.panel, QuantisedRow(shape.n_columns)
-    k, args, step, chunk = tape_kernel(shape.name(f"direct{n_tile_rows}"))
+def trace_direct(shape: MatMulShape) -> KernelIR:
+    """The direct path for single tokens: a chunk is a token and a part of the panels."""
+    k, args, _, chunk = tape_kernel(shape.name("direct"))
     a = _read_arguments(k, args, shape)
-    first_row = chunk // a.n_parts * n_tile_rows
-    part = chunk % a.n_parts
-    n_left = step_count(k, step, shape.rows) - first_row
-    x = a.x.offset_bytes(first_row * layout.stride_bytes)
-    y = a.y + first_row * a.n_rows
-    first_panel = part * a.panels_per_part
-    with k.loop(first_panel, k.minimum(first_panel + a.panels_per_part, a.n_panels)) as p:
-        starts = [w.offset_bytes(p * panel.panel_bytes(shape.n_columns)) for w in a.weights]
-        sums = [[k.var(k.const(F32X16, 0.0)) for _ in range(n_tile_rows)] for _ in starts]
-        with k.loop(0, shape.n_columns // panel.unit_columns) as unit:
-            for start, accumulators in zip(starts, sums, strict=True):
-                at = start.offset_bytes(unit * panel.unit_bytes)
-                _direct_unit(k, panel, at, x, layout, unit * panel.n_blocks, accumulators)
-        _finish(k, shape, a, sums, y, p, n_left)
+    with _panels_of(k, a, chunk % a.n_parts) as p:
+        _direct_tile(k, shape, a, p, chunk // a.n_parts, 1, None)
     return k.finish()
+
+
+def trace_direct_tiles(shape: MatMulShape) -> KernelIR:
+    """The direct path for a few tokens. A chunk is a part of the panels and all tokens: the first tile of these brings
+    a panel into the first-level cache for the others."""
+    k, args, step, chunk = tape_kernel(shape.name("direct_tiles"))
+    a = _read_arguments(k, args, shape)
+    n_tokens = step_count(k, step, shape.rows)
+    n_large = n_tokens // DIRECT_TILE_ROWS * DIRECT_TILE_ROWS
+    with _panels_of(k, a, chunk) as p:
+        with k.loop(0, n_large, DIRECT_TILE_ROWS) as row:
+            _direct_tile(k, shape, a, p, row, DIRECT_TILE_ROWS, None)
+        with k.loop(n_large, n_tokens, SMALL_TILE_ROWS) as row:
+            _direct_tile(k, shape, a, p, row, SMALL_TILE_ROWS, n_tokens - row)
+    return k.finish()
+
+
+def _panels_of(k: Kernel, a: _Arguments, part: Value) -> AbstractContextManager[Value]:
+    """A loop over the panels of a part."""
+    first = part * a.panels_per_part
+    return k.loop(first, k.minimum(first + a.panels_per_part, a.n_panels))
+
+
+def _direct_tile(
+    k: Kernel, shape: MatMulShape, a: _Arguments, p: Value, row: Value, n_rows: int, n_left: Value | None
+) -> None:
+    """One panel times `n_rows` tokens from `row` on, of which `n_left` are there."""
+    panel, layout = shape.panel, QuantisedRow(shape.n_columns)
+    x = a.x.offset_bytes(row * layout.stride_bytes)
+    starts = [w.offset_bytes(p * panel.panel_bytes(shape.n_columns)) for w in a.weights]
+    sums = [[k.var(k.const(F32X16, 0.0)) for _ in range(n_rows)] for _ in starts]
+    with k.loop(0, shape.n_columns // panel.unit_columns) as unit:
+        for start, accumulators in zip(starts, sums, strict=True):
+            at = start.offset_bytes(unit * panel.unit_bytes)
+            _direct_unit(k, panel, at, x, layout, unit * panel.n_blocks, accumulators)
+    _finish(k, shape, a, sums, a.y + row * a.n_rows, p, n_left)
 
 
 def _direct_unit(
