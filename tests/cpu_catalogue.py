@@ -25,6 +25,7 @@ from minfer.backends.cpu.kernels.rms_norm import NormShape, trace_rms_norm
 from minfer.backends.cpu.kernels.rope import RopeShape, trace_rope
 from minfer.backends.cpu.kernels.rope_store import trace_rope_store
 from minfer.backends.cpu.kernels.select_rows import trace_select_rows
+from minfer.backends.cpu.kernels.vocabulary import trace_arg_max, trace_collect, trace_exp_sum, trace_group_maxima
 from minfer.backends.cpu.kernels.walker import trace_begin, trace_walk, trace_work
 from minfer.backends.cpu.pack import packable_types, panel_format
 from minfer.graph.ops import ActivationKind, RopeStyle
@@ -86,6 +87,10 @@ def _traced(vector_bytes: int) -> Mapping[str, list[KernelIR]]:
             )
         ],
         "trace_select_rows": [trace_select_rows(35)],
+        "trace_arg_max": [trace_arg_max()],
+        "trace_group_maxima": [trace_group_maxima()],
+        "trace_collect": [trace_collect()],
+        "trace_exp_sum": [trace_exp_sum()],
         "trace_walk": [trace_walk()],
         "trace_work": [trace_work()],
         "trace_begin": [trace_begin()],
