@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from minfer.backends import Backend
 from minfer.backends.reference import ReferenceBackend
 from minfer.engine.loading import FileWeights
+from minfer.engine.model_identity import ModelIdentity
 from minfer.engine.plan import ExecutionPlan
 from minfer.engine.runtime import Runtime, StepPart, step_bounds
 from minfer.engine.session import Session
@@ -52,7 +53,10 @@ def tiny_runtime(
         hparams, graph = declare_graph(file, kv_types)
         lowered = lower(graph, PassContext(runners, bounds))
         plan = ExecutionPlan(lowered, runners, FileWeights(file), bounds, n_threads=n_threads, poison=poison)
-        runtime = Runtime(plan, hparams, n_ctx, bounds, observers, prefix_cache_bytes=prefix_cache_bytes)
+        identity = ModelIdentity(file, ", ".join(runner.name for runner in runners))
+        runtime = Runtime(
+            plan, hparams, n_ctx, bounds, observers, identity=identity, prefix_cache_bytes=prefix_cache_bytes
+        )
         try:
             yield runtime
         finally:

@@ -11,6 +11,7 @@
     ├── TokenizerError        the tokenizer in the file is damaged or incomplete, or an id is out of range
     ├── TemplateError         the chat template failed, or took too long
     ├── ContextError          more positions than n_ctx; names both numbers
+    ├── SessionFileError      a saved session is damaged, or of another version or model; or it can't be written
     ├── QueueFullError        a server has too many requests waiting
     ├── EngineClosedError     a server's engine was closed before a request was over
     └── GraphError            a graph breaks an invariant; a bug in a model definition or in a pass
@@ -96,6 +97,15 @@ class ContextError(MinferError):
         self.n_positions = n_positions
         self.n_ctx = n_ctx
         super().__init__(message)
+
+
+class SessionFileError(MinferError):
+    """A saved session can't be read or written. `path` is the file, `reason` says why."""
+
+    def __init__(self, path: object, reason: str) -> None:
+        self.path = str(path)
+        self.reason = reason
+        super().__init__(f"{path}: {reason}")
 
 
 class QueueFullError(MinferError):

@@ -115,6 +115,12 @@ class KVSequence:
                 )
             self._tokens += tokens
 
+    def limit_cold(self, n_tokens: int) -> None:
+        """Tells that a cold run would give other bits from this position on."""
+        with self._pool.lock:
+            if n_tokens < self.n_cold:
+                self._shifted_from = n_tokens
+
     def fork(self) -> KVSequence:
         """A sequence of the same tokens that shares the pages."""
         with self._pool.lock:

@@ -11,8 +11,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+import minfer
 from minfer.backends import BACKEND_NAMES, make_backend
 from minfer.engine.model import Model
+from minfer.engine.model_identity import ModelIdentity
 from minfer.engine.plan import ExecutionPlan
 from minfer.engine.prefix_cache import DEFAULT_MAX_BYTES
 from minfer.engine.runtime import Runtime, step_bounds
@@ -84,7 +86,15 @@ def load(
         bounds = step_bounds(size)
         lowered = lower(graph, PassContext((runner,), bounds))
         plan = ExecutionPlan(lowered, (runner,), FileWeights(file), bounds, n_threads=threads, progress=progress)
-        runtime = Runtime(plan, hparams, size, bounds, _observers(settings), prefix_cache_bytes=prefix_cache_bytes)
+        runtime = Runtime(
+            plan,
+            hparams,
+            size,
+            bounds,
+            _observers(settings),
+            identity=ModelIdentity(file, f"minfer {minfer.__version__}, {runner.name}"),
+            prefix_cache_bytes=prefix_cache_bytes,
+        )
         return Model(file, tokenizer, runtime, runner.vocabulary_ops())
     except BaseException:
         file.close()

@@ -55,6 +55,17 @@ class PageStore:
         self._layers = tuple(layers)
 
     @property
+    def layers(self) -> tuple[KVLayer, ...]:
+        """None once the model is closed."""
+        return self._layers
+
+    @property
+    def cache_types(self) -> tuple[GGMLType, GGMLType]:
+        """Of keys and of values."""
+        self._regions()
+        return self._layers[0].k.ggml_type, self._layers[0].v.ggml_type
+
+    @property
     def position_bytes(self) -> int:
         """Bytes that a position takes, in all layers."""
         return sum(layer.k.cell_bytes + layer.v.cell_bytes for layer in self._layers)

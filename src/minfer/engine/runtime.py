@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.engine.kv_cache import KVSequence
+from minfer.engine.model_identity import ModelIdentity
 from minfer.engine.page_pool import PagePool, cells_of, pages_for
 from minfer.engine.page_store import PageStore
 from minfer.engine.plan import ExecutionPlan
@@ -104,9 +105,11 @@ class Runtime:
         bounds: Bounds,
         observers: Sequence[Observer],
         *,
+        identity: ModelIdentity,
         prefix_cache_bytes: int = 0,
     ) -> None:
         self.hparams = hparams
+        self.identity = identity
         self.n_ctx = n_ctx
         self.pool = PagePool(bounds[Symbol.N_CELLS] // PAGE_SIZE)
         self.store = PageStore(plan.kv_layers())
@@ -155,9 +158,17 @@ class Runtime:
         inputs = make_inputs(parts)
         inputs.check(n_vocab=self.hparams.n_vocab, n_ctx=self.n_ctx, bounds=self._bounds)
         with self.lock:
-            if self._closed:
-                raise ParameterError("the model is closed")
+            self.check_open()
             return self._plan.step(inputs, self._observers)
+
+    def check_open(self) -> None:
+        """Refuses to go on once the model is closed.
+
+        Raises:
+            ParameterError: it is.
+        """
+        if self._closed:
+            raise ParameterError("the model is closed")
 
     def close(self) -> None:
         with self.lock:

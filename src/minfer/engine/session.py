@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,12 @@ from numpy.typing import NDArray
 from minfer.engine.kv_cache import KVSequence
 from minfer.engine.page_pool import pages_for
 from minfer.engine.runtime import Runtime, StepPart, check_tokens
+from minfer.engine.session_file import load_sequence, save_sequence
 from minfer.errors import ContextError, ParameterError
 
 ProgressCallback = Callable[[int, int], None]
 """Called with (tokens done, tokens in all) while a prompt is read."""
+_KIND: Final = "session"
 
 
 class Session:
@@ -36,6 +39,11 @@ class Session:
         self._sequence = runtime.sequence() if sequence is None else sequence
         runtime.prefix_cache.watch(self._sequence)
         self._closed = False
+
+    @property
+    def sequence(self) -> KVSequence:
+        """What it has in the cache; the session owns it."""
+        return self._sequence
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -113,6 +121,26 @@ class Session:
         """
         self._check_open()
         self._sequence.drop(start, end)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the session to a file, from which `Session.load` goes on bit for bit.
+
+        Raises:
+            SessionFileError: it can't be written there.
+        """
+        self._check_open()
+        save_sequence(path, self._runtime, self._sequence, kind=_KIND, extra={})
+
+    @classmethod
+    def load(cls, runtime: Runtime, path: str | Path) -> Session:
+        """A session that was saved with the same model and cache types.
+
+        Raises:
+            SessionFileError: the file can't be read, is damaged, or is of another version, model or cache type.
+            ContextError: it is longer than the context, or the cache has too few pages for it.
+        """
+        sequence, _ = load_sequence(path, runtime, kind=_KIND)
+        return cls(runtime, sequence=sequence)
 
     def close(self) -> None:
         """Gives the pages back, or leaves them to the prefix cache. The session can't be used afterwards."""
