@@ -44,4 +44,4 @@ def test_the_documented_tree_is_the_tree() -> None:
 def test_load_keeps_its_signature() -> None:
     parameters = inspect.signature(minfer.load).parameters
     assert list(parameters)[:5] == ["path_or_name", "n_ctx", "threads", "backend", "cache_type"]
-    assert (parameters["n_ctx"].default, parameters["cache_type"].default) == (None, "f32")
+    assert (parameters["n_ctx"].default, parameters["cache_type"].default) == (None, None)

@@ -13,6 +13,7 @@ from minfer.settings import read_settings
 def test_nothing_set() -> None:
     settings = read_settings({"HOME": "/home/x", "XDG_CACHE_HOME": "/cache"})
     assert (settings.backend, settings.trace_path, settings.dump_dir) == (None, None, None)
+    assert settings.cache_type is None
     assert settings.cache_dir.name == "minfer"
 
 
@@ -21,11 +22,12 @@ def test_everything_set() -> None:
         {
             "MINFER_CACHE_DIR": "/c",
             "MINFER_BACKEND": "reference",
+            "MINFER_CACHE_TYPE": "q8_0",
             "MINFER_TRACE": "t.json",
             "MINFER_DUMP_DIR": "d",
         }
     )
-    assert (settings.cache_dir, settings.backend) == (Path("/c"), "reference")
+    assert (settings.cache_dir, settings.backend, settings.cache_type) == (Path("/c"), "reference", "q8_0")
     assert (settings.trace_path, settings.dump_dir) == (Path("t.json"), Path("d"))
 
 

@@ -5,6 +5,7 @@
 | `MINFER_CACHE_DIR` | where downloaded models (and compiled kernels) are kept; default: the user's cache directory |
 | `MINFER_BACKEND` | the backend to use where the caller names none |
 | `MINFER_ISA` | the instruction set that the CPU backend uses, instead of the best there is |
+| `MINFER_CACHE_TYPE` | the type of the KV cache where the caller names none: `f32`, `f16`, `q8_0`, or `k:f16,v:q8_0` |
 | `MINFER_TRACE` | a file to write a trace of every node of every step to |
 | `MINFER_DUMP_DIR` | a directory to write every layer's hidden state to |
 """
@@ -19,7 +20,9 @@ from pathlib import Path
 
 from minfer.errors import SettingsError
 
-_KNOWN = frozenset({"MINFER_CACHE_DIR", "MINFER_BACKEND", "MINFER_ISA", "MINFER_TRACE", "MINFER_DUMP_DIR"})
+_KNOWN = frozenset(
+    {"MINFER_CACHE_DIR", "MINFER_BACKEND", "MINFER_ISA", "MINFER_CACHE_TYPE", "MINFER_TRACE", "MINFER_DUMP_DIR"}
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Settings:
     cache_dir: Path
     backend: str | None
     isa: str | None
+    cache_type: str | None
     trace_path: Path | None
     dump_dir: Path | None
 
@@ -50,6 +54,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         cache_dir=Path(env.get("MINFER_CACHE_DIR") or _default_cache_dir(env)),
         backend=env.get("MINFER_BACKEND") or None,
         isa=env.get("MINFER_ISA") or None,
+        cache_type=env.get("MINFER_CACHE_TYPE") or None,
         trace_path=Path(env["MINFER_TRACE"]) if env.get("MINFER_TRACE") else None,
         dump_dir=Path(env["MINFER_DUMP_DIR"]) if env.get("MINFER_DUMP_DIR") else None,
     )

@@ -160,7 +160,7 @@ class _Exclusive:
 
 
 def open_model(
-    name: str, n_ctx: int | None, threads: int | None, backend: str | None, cache_type: str, spinner: Spinner
+    name: str, n_ctx: int | None, threads: int | None, backend: str | None, cache_type: str | None, spinner: Spinner
 ) -> minfer.Model:
     """Opens a model, with a progress bar in place of the spinner where that takes long.
 

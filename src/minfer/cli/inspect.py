@@ -10,7 +10,7 @@ import typer
 from minfer.backends import BACKEND_NAMES, Backend, make_backend
 from minfer.cli.console import ProgressBar, reports_errors, write_text
 from minfer.cli.run import MODEL_HELP
-from minfer.engine import CACHE_TYPES
+from minfer.engine import CACHE_TYPES, parse_cache_type, position_bytes
 from minfer.engine.runtime import step_bounds
 from minfer.errors import ParameterError
 from minfer.gguf import GGUFArray, GGUFFile, open_gguf
@@ -18,7 +18,6 @@ from minfer.graph import Graph, to_dot, to_json, to_text
 from minfer.hub import resolve_model
 from minfer.models import HParams, declare_graph
 from minfer.passes import PIPELINE, PassContext, run_passes
-from minfer.quants import row_bytes
 from minfer.settings import read_settings
 
 _N_CTX_FOR_PLAN = 2048
@@ -121,16 +120,10 @@ def _hparam_lines(hparams: HParams) -> list[str]:
         "rope": f"n_rot {rope.n_rot}, base {rope.freq_base:g}, scaling {rope.scaling.value} (factor {rope.factor:g})",
     }
     lines = [f"  {name} = {value}" for name, value in numbers.items()]
-    for name, ggml_type in CACHE_TYPES.items():
-        try:
-            n_bytes = (
-                hparams.n_layers
-                * hparams.n_kv_heads
-                * sum(row_bytes(ggml_type, width) for width in (hparams.head_dim, hparams.value_dim))
-            )
-        except ValueError:
-            continue  # the width is no whole number of the type's blocks: the type can't be used with this model
-        lines.append(f"  KV bytes a position, {name} = {n_bytes:,}")
+    for name in CACHE_TYPES:
+        n_bytes = position_bytes(hparams, parse_cache_type(name))
+        if n_bytes is not None:
+            lines.append(f"  KV bytes a position, {name} = {n_bytes:,}")
     return lines
 
 

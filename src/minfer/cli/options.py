@@ -23,7 +23,12 @@ BackendOption = Annotated[
     str | None, typer.Option("--backend", help="The backend to run on.", rich_help_panel=MODEL_PANEL)
 ]
 CacheTypeOption = Annotated[
-    str, typer.Option("--cache-type", help="Type of the KV cache: f32, f16 or q8_0.", rich_help_panel=MODEL_PANEL)
+    str | None,
+    typer.Option(
+        "--cache-type",
+        help="Type of the KV cache: f32, f16 or q8_0; of keys and values apart: k:f16,v:q8_0.",
+        rich_help_panel=MODEL_PANEL,
+    ),
 ]
 StopOption = Annotated[
     list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")

@@ -59,7 +59,7 @@ def run(
     n_ctx: ContextOption = None,
     threads: ThreadsOption = None,
     backend: BackendOption = None,
-    cache_type: CacheTypeOption = "f32",
+    cache_type: CacheTypeOption = None,
     *,
     sampling: dict[str, Any],
 ) -> None:

@@ -17,20 +17,23 @@ from minfer.engine.batch_types import (
     StepListener,
     StepReport,
 )
+from minfer.engine.cache_types import CACHE_TYPES, parse_cache_type, position_bytes
 from minfer.engine.conversation import Conversation
 from minfer.engine.generation import TextStream
-from minfer.engine.loading import CACHE_TYPES, load, load_tokenizer
+from minfer.engine.loading import load, load_tokenizer
 from minfer.engine.model import Model
 from minfer.engine.options import DEFAULT_MAX_TOKENS, ChatOptions, GenerateOptions, SamplingOptions
 from minfer.engine.prompts import Message, Prompt
 from minfer.engine.results import FinishReason, Generation, Stats, StopCause, Work
 from minfer.engine.samples import SampleStream
-from minfer.engine.session import Session
+from minfer.engine.session import ProgressCallback, Session
+from minfer.engine.thinking import AnswerPart
 
 __all__ = [
     "CACHE_TYPES",
     "DEFAULT_MAX_TOKENS",
     "Answer",
+    "AnswerPart",
     "BatchEngine",
     "BatchHandle",
     "BatchRequest",
@@ -47,6 +50,7 @@ __all__ = [
     "GenerationRequest",
     "Message",
     "Model",
+    "ProgressCallback",
     "Prompt",
     "PromptLogprobs",
     "PromptProgress",
@@ -65,4 +69,6 @@ __all__ = [
     "Work",
     "load",
     "load_tokenizer",
+    "parse_cache_type",
+    "position_bytes",
 ]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -13,17 +11,17 @@ from numpy.typing import NDArray
 
 import minfer
 from minfer.backends import BACKEND_NAMES, make_backend
+from minfer.engine.cache_types import DEFAULT_CACHE_TYPE, parse_cache_type
 from minfer.engine.model import Model
 from minfer.engine.model_identity import ModelIdentity
 from minfer.engine.plan import ExecutionPlan
 from minfer.engine.prefix_cache import DEFAULT_MAX_BYTES
 from minfer.engine.runtime import Runtime, step_bounds
-from minfer.errors import MinferWarning, ModelError, ParameterError, UnsupportedError
+from minfer.errors import MinferWarning, ModelError, ParameterError
 from minfer.gguf import GGUFFile, open_gguf
 from minfer.hub import Progress, resolve_model
-from minfer.models import HParams, KVTypes, declare_graph
+from minfer.models import HParams, declare_graph
 from minfer.passes import PassContext, lower
-from minfer.quants import GGMLType
 from minfer.settings import Settings, read_settings
 from minfer.text import Tokenizer, build_tokenizer
 from minfer.trace import HiddenStateDumper, Observer, TraceRecorder
@@ -31,17 +29,13 @@ from minfer.trace import HiddenStateDumper, Observer, TraceRecorder
 DEFAULT_N_CTX: Final = 8192
 """The context where none is asked for, unless the model was trained with less."""
 
-CACHE_TYPES: Final[Mapping[str, GGMLType]] = MappingProxyType(
-    {"f32": GGMLType.F32, "f16": GGMLType.F16, "q8_0": GGMLType.Q8_0}
-)
-
 
 def load(
     path_or_name: str | Path = "default",
     n_ctx: int | None = None,
     threads: int | None = None,
     backend: str | None = None,
-    cache_type: str = "f32",
+    cache_type: str | None = None,
     *,
     prefix_cache_bytes: int = DEFAULT_MAX_BYTES,
     progress: Progress | None = None,
@@ -53,7 +47,8 @@ def load(
         n_ctx: how many positions a sequence may have; by default what the model was trained with, up to 8192.
         threads: how many threads compute; by default the backend decides.
         backend: by default `MINFER_BACKEND`, or the first of `minfer.backends.BACKEND_NAMES`.
-        cache_type: the type of the KV cache: f32, f16 or q8_0.
+        cache_type: the type of the KV cache, f32, f16 or q8_0, or of its keys and values, as in `k:f16,v:q8_0`; by
+            default `MINFER_CACHE_TYPE`, or f32.
         prefix_cache_bytes: how much of the KV cache finished sequences may keep, for prompts that begin like them; 0
             turns the reuse of prefixes off.
         progress: told about a download.
@@ -70,12 +65,10 @@ def load(
             raise ParameterError(f"{name} must be an integer of at least 1, not {value!r}")
     if isinstance(prefix_cache_bytes, bool) or not isinstance(prefix_cache_bytes, int) or prefix_cache_bytes < 0:
         raise ParameterError(f"prefix_cache_bytes must be an integer of at least 0, not {prefix_cache_bytes!r}")
-    if cache_type not in CACHE_TYPES:
-        raise UnsupportedError(f"cache type {cache_type!r}", CACHE_TYPES)
+    kv_types = parse_cache_type(cache_type or settings.cache_type or DEFAULT_CACHE_TYPE)
     runner = make_backend(backend or settings.backend or BACKEND_NAMES[0], settings)
     file = open_gguf(resolve_model(path_or_name, cache_dir=settings.cache_dir, progress=progress))
     try:
-        kv_types = KVTypes(CACHE_TYPES[cache_type], CACHE_TYPES[cache_type])
         hparams, graph = declare_graph(file, kv_types)
         tokenizer = build_tokenizer(file.metadata)
         if tokenizer.n_vocab != hparams.n_vocab:
