@@ -12,16 +12,15 @@ not be compared: machines drift. Each line of --json holds commit, CPU, threads 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from records import append_lines, facts, show_facts
 
 N_PREFILL = 512
 N_DECODE = 24
@@ -128,27 +127,6 @@ class Side:
         raise SystemExit("a side of the comparison has ended; see its message above")
 
 
-def facts(arguments: argparse.Namespace) -> dict[str, Any]:
-    here = Path(__file__).parent
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)
-    cpu = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
-    import llvmlite
-    import numpy
-
-    return {
-        "commit": commit.stdout.strip(),
-        "cpu": cpu,
-        "threads": arguments.threads,
-        "model": Path(arguments.model).name,
-        "python": platform.python_version(),
-        "numpy": numpy.__version__,
-        "llvmlite": llvmlite.__version__,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -185,8 +163,8 @@ def main() -> None:
 
 
 def report(arguments: argparse.Namespace, speeds: dict[str, dict[str, list[float]]], limits: dict[str, float]) -> None:
-    known = facts(arguments)
-    print(", ".join(f"{name} {value}" for name, value in known.items()))
+    known = facts(arguments.model, arguments.threads)
+    show_facts(known)
     print(", ".join(f"{name}: {value:.1f}" for name, value in limits.items()))
     lines = []
     for task in TASKS:
@@ -199,9 +177,7 @@ def report(arguments: argparse.Namespace, speeds: dict[str, dict[str, list[float
             medians["ratio"] = ratio
         print(text)
         lines.append({**known, "task": task, **medians, **limits})
-    if arguments.json:
-        with arguments.json.open("a") as out:
-            out.writelines(json.dumps(line) + "\n" for line in lines)
+    append_lines(arguments.json, lines)
 
 
 if __name__ == "__main__":
