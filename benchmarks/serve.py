@@ -204,9 +204,7 @@ def report(arguments: argparse.Namespace, load: Load, results: dict[str, dict[st
         print(f"minfer / llama-cpp-python with {many}: {ours[many] / results['llama-cpp-python'][many]:.2f}")
     calm, disturbed = ours["gap_s"], ours["disturbed_gap_s"]
     print(f"95th percentile of the time between tokens: {1000 * calm:.1f} ms, undisturbed;")
-    print(
-        f"while a prompt of {LONG_PROMPT_TOKENS} tokens is read: {1000 * disturbed:.1f} ms, {disturbed / calm:.2f} times"
-    )
+    print(f"beside a prompt of {LONG_PROMPT_TOKENS} tokens: {1000 * disturbed:.1f} ms, {disturbed / calm:.2f} times")
     append_lines(arguments.json, [{**known, "load": vars(load), "engine": n, **f} for n, f in results.items()])
 
 
