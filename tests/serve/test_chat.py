@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from minfer.sampling import SamplingParams
+from minfer.serve.schema_sampling import SamplingFields
 from minfer.text import Tokenizer
 from serve_fake_engine import FakeEngine
 
@@ -71,10 +74,24 @@ def test_every_parameter_reaches_the_engine(api: httpx.Client, engine: FakeEngin
         "frequency_penalty": 0.5,
         "presence_penalty": -0.5,
         "seed": 11,
+        "dynatemp_range": 0.25,
+        "dynatemp_exponent": 2.0,
+        "typical_p": 0.5,
+        "top_n_sigma": 2.0,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.25,
+        "min_keep": 2,
+        "dry_multiplier": 0.5,
+        "dry_base": 2.0,
+        "dry_allowed_length": 3,
+        "dry_penalty_last_n": 100,
+        "mirostat_tau": 4.0,
+        "mirostat_eta": 0.25,
     }
     ask(
         api,
         **sampling,
+        dry_sequence_breakers=["x"],
         repeat_penalty=1.5,
         repeat_last_n=32,
         logit_bias={"5": -100, "6": False, "7": 0},
@@ -89,9 +106,25 @@ def test_every_parameter_reaches_the_engine(api: httpx.Client, engine: FakeEngin
     (request,) = engine.seen
     assert {name: getattr(request.sampling, name) for name in sampling} == sampling
     assert (request.sampling.repetition_penalty, request.sampling.penalty_window) == (1.5, 32)
+    assert request.sampling.dry_sequence_breakers == ("x",)
     assert request.sampling.logit_bias == {5: -100.0, 6: -math.inf, 7: 0.0}
     assert (request.stop, request.max_tokens, request.n_samples) == (("x", "y"), 9, 2)
     assert (request.ignore_eos, request.reuse_prefix, request.logprobs) == (True, False, 3)
+
+
+def test_no_parameter_of_the_sampler_is_missing() -> None:
+    ours = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_window"}
+    fields = {ours.get(name, name) for name in SamplingFields.model_fields}
+    assert fields == {field.name for field in dataclasses.fields(SamplingParams)}
+
+
+def test_the_order_of_the_stages(api: httpx.Client, engine: FakeEngine) -> None:
+    ask(api, samplers=["top_k", "typ_p", "temperature"], top_p=1, min_p=0)
+    assert engine.seen[0].sampling.samplers == ("top_k", "typical_p", "temperature")
+    answer = api.post(CHAT, json={"messages": HELLO, "samplers": ["top_q"]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "samplers")
+    answer = api.post(CHAT, json={"messages": HELLO, "mirostat": 2, "top_k": 5})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "top_k")
 
 
 def test_logit_bias_as_pairs_and_a_random_seed(api: httpx.Client, engine: FakeEngine) -> None:

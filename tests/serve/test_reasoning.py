@@ -8,17 +8,22 @@ from typing import Any
 import httpx
 import pytest
 
-from minfer.serve.reasoning import ReasoningSplitter
+from minfer.serve.answer_parser import AnswerParser
+from minfer.serve.chat_prompt import ChatPrompt, chat_prompt
+from minfer.serve.schema_chat import ChatRequest
+from minfer.text import build_tokenizer
 from serve_fake_engine import FakeEngine
+from text_vocabularies import real_metadata
 
 CHAT = "/v1/chat/completions"
 THINKING = "<think>\nHmm.\nOh!\n</think>\n\nThe answer."
 
 
 def split(text: str, size: int, *, starts_in_thought: bool = False) -> tuple[str, str]:
-    splitter = ReasoningSplitter(starts_in_thought=starts_in_thought)
-    parts = [splitter.push(text[i : i + size]) for i in range(0, len(text), size)] + [splitter.finish()]
-    return "".join(thought for thought, _ in parts), "".join(answer for _, answer in parts)
+    prompt = ChatPrompt((1,), starts_in_thought, None, frozenset())
+    parser = AnswerParser(prompt, splits_reasoning=True, one_call=False)
+    updates = [parser.push(text[i : i + size]) for i in range(0, len(text), size)] + [parser.finish()]
+    return "".join(update.reasoning for update in updates), "".join(update.content for update in updates)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
@@ -70,10 +75,18 @@ def test_reasoning_in_a_stream(api: httpx.Client, engine: FakeEngine) -> None:
     assert deltas[0]["role"] == "assistant"
 
 
-def test_the_template_may_open_the_thoughts(api: httpx.Client, engine: FakeEngine) -> None:
-    engine.reply = lambda request, sample: "Hmm.</think>Yes."
-    messages = [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Yes.", "reasoning_content": "Hmm."},
-    ]
-    assert chat(api, messages=messages).status_code == 200  # earlier thoughts are the template's business
+@pytest.mark.parametrize(("end", "opens"), [("<think>\n", True), ("", False), ("<think>\n\n</think>\n\n", False)])
+def test_the_template_may_open_the_thoughts(end: str, opens: bool) -> None:
+    template = "{% for m in messages %}{{ m.content + m.get('reasoning_content', '') }}{% endfor %}" + end
+    tokenizer = build_tokenizer({**real_metadata("smollm2-135m"), "tokenizer.chat_template": template})
+    request = ChatRequest.model_validate(
+        {
+            "messages": [
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": "a", "reasoning_content": "b"},
+            ]
+        }
+    )
+    prompt = chat_prompt(tokenizer, request.messages, request, with_tools=True)
+    assert prompt.starts_in_thought is opens
+    assert tokenizer.detokenize(prompt.tokens).rstrip() == "Hiab" + end.rstrip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from typing import Any
 
@@ -37,6 +37,15 @@ def guarded(qwen: Tokenizer) -> Iterator[Running]:
     )
     with running(config, lambda: FakeEngine(qwen)) as server:
         yield server
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Waits for what another thread does."""
+    for _ in range(1000):
+        if condition():
+            break
+        threading.Event().wait(0.01)
+    assert condition()
 
 
 def test_health_and_models(api: httpx.Client, engine: FakeEngine) -> None:
@@ -135,6 +144,7 @@ def test_the_access_log(
         api.post(CHAT, json={**ASK, "temperature": -1})
         with guarded.client() as client:
             client.post(CHAT, json=ASK, headers=KEY)
+    wait_for(lambda: len(caplog.records) == 3)  # a line is written after the answer is sent
     good, bad, with_prompt = [json.loads(record.getMessage()) for record in caplog.records]
     assert good["id"] == answer.headers["x-request-id"]
     assert (good["method"], good["path"], good["status"], good["outcome"]) == ("POST", CHAT, 200, "ok")
@@ -196,8 +206,7 @@ def test_draining_lets_answers_end(qwen: Tokenizer, stream: bool) -> None:
         asking.start()
         engine.wait_until(lambda now: now.n_queued + now.n_active == 1)
         server.server.stop()
-        while not server.app.state.server.is_stopping:
-            server.thread.join(0.01)
+        wait_for(lambda: server.app.state.server.is_stopping)
         with pytest.raises(httpx.ConnectError), server.client() as api:
             api.get("/health")
         engine.allow()

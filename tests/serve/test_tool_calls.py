@@ -8,6 +8,8 @@ import httpx
 import pytest
 
 from minfer.errors import UnsupportedError
+from minfer.serve.chat_prompt import check_tools
+from minfer.serve.errors import ApiError
 from minfer.serve.tool_calls import ParsedCall, ToolFormat, call_parser, tool_format
 from minfer.text import Tokenizer
 from serve_fake_engine import FakeEngine
@@ -131,9 +133,6 @@ def test_an_answer_that_was_cut_short_is_no_call(api: httpx.Client, engine: Fake
 
 
 def test_a_template_that_knows_no_tools(smol: Tokenizer) -> None:
-    from minfer.serve.chat_prompt import check_tools
-    from minfer.serve.errors import ApiError
-
     with pytest.raises(ApiError, match="no place") as error:
         check_tools(smol, [ADD])
     assert (error.value.status, error.value.param) == (400, "tools")

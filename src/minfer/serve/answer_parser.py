@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from minfer.engine import StopCause
+from minfer.engine.thinking import ThinkingSplitter
 from minfer.serve.chat_prompt import ChatPrompt
-from minfer.serve.reasoning import ReasoningSplitter
 from minfer.serve.schema_chat import CalledFunction, FinishReasonName, MadeCall
 from minfer.serve.tool_calls import ParsedCall, Piece, call_parser
 
@@ -38,7 +38,8 @@ class AnswerParser:
             splits_reasoning: whether thoughts are told apart.
             one_call: whether the answer is over with its first call.
         """
-        self._splitter = ReasoningSplitter(starts_in_thought=prompt.starts_in_thought) if splits_reasoning else None
+        self._splitter = ThinkingSplitter(prompt.starts_in_thought) if splits_reasoning else None
+        self._thoughts = _Trimmed()
         self._calls = call_parser(prompt.tool_format, prompt.tool_names)
         self._one_call = one_call
         self.n_calls = 0
@@ -50,12 +51,12 @@ class AnswerParser:
 
     def push(self, text: str) -> Update:
         """What the next piece of text adds."""
-        thought, answer = self._splitter.push(text) if self._splitter else ("", text)
+        thought, answer = self._split(text)
         return self._update(thought, self._calls.push(answer))
 
     def finish(self) -> Update:
         """What was held back until the end."""
-        thought, answer = self._splitter.finish() if self._splitter else ("", "")
+        thought, answer = self._split(None)
         return self._update(thought, [*self._calls.push(answer), *self._calls.finish()])
 
     def finish_reason(self, cause: StopCause) -> FinishReasonName:
@@ -63,6 +64,14 @@ class AnswerParser:
         if self.n_calls and (cause.finish_reason == "stop" or self.is_over):
             return "tool_calls"
         return "stop" if cause.finish_reason == "stop" else "length"
+
+    def _split(self, text: str | None) -> tuple[str, str]:
+        """Thoughts and answer in the next text; None is the end of it."""
+        if self._splitter is None:
+            return "", text or ""
+        parts = self._splitter.finish() if text is None else self._splitter.push(text)
+        thought = "".join(part.text for part in parts if part.is_thinking)
+        return self._thoughts.push(thought), "".join(part.text for part in parts if not part.is_thinking)
 
     def _update(self, thought: str, pieces: list[Piece]) -> Update:
         update = Update(thought)
@@ -76,6 +85,21 @@ class AnswerParser:
             else:
                 update.content += piece
         return update
+
+
+class _Trimmed:
+    """Drops white space at the start and the end of a text that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._held: str | None = None
+        """white space that more text has to follow; None at the start"""
+
+    def push(self, text: str) -> str:
+        text = text.lstrip() if self._held is None else self._held + text
+        shown = text.rstrip()
+        if shown or self._held is not None:
+            self._held = text[len(shown) :]
+        return shown
 
 
 def _call_id() -> str:

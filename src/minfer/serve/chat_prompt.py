@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from minfer.engine.thinking import opens_thinking
 from minfer.errors import TemplateError
 from minfer.serve.errors import ApiError, invalid
-from minfer.serve.reasoning import OPEN as THOUGHT_OPEN
 from minfer.serve.schema_chat import AssistantMessage, Content, InstructionMessage, Message, TemplateFields, ToolMessage
 from minfer.serve.tool_calls import ToolFormat, tool_format
 from minfer.text import Tokenizer
@@ -44,9 +44,9 @@ def chat_prompt(
     form = tool_format(check_tools(tokenizer, tools)) if tools else None
     variables = template_variables(fields)
     ids = tokenizer.encode_chat(plain_messages(tokenizer, messages), tools, **variables)
-    tail = tokenizer.detokenize(ids[-_N_TAIL_TOKENS:]).rstrip()
+    tail = tokenizer.detokenize(ids[-_N_TAIL_TOKENS:])
     names = frozenset(tool["function"]["name"] for tool in tools or ())
-    return ChatPrompt(tuple(ids), tail.endswith(THOUGHT_OPEN), form, names)
+    return ChatPrompt(tuple(ids), opens_thinking(tail), form, names)
 
 
 def plain_tools(fields: TemplateFields) -> list[dict[str, Any]] | None:

@@ -23,6 +23,8 @@ class Limits:
     max_stop_strings: int = 16
     head_timeout_s: float = 30.0
     """for a connection to say what it wants"""
+    idle_timeout_s: float = 75.0
+    """for the next request on a connection; longer than clients keep one, so that they are the ones to close it"""
     body_timeout_s: float = 60.0
     """for the body to arrive"""
     send_timeout_s: float = 60.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import socket
@@ -44,6 +45,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
+                timeout_keep_alive=math.ceil(limits.idle_timeout_s),
                 timeout_graceful_shutdown=int(limits.drain_s + _ABORT_GRACE_S) + 1,
             )
         )

@@ -6,16 +6,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, Field
 
-from minfer.serve.schema_common import (
-    MAX_TOKENS,
-    GenerationFields,
-    PromptProgressReport,
-    StrictModel,
-    Text,
-    Timings,
-    Usage,
-    is_none,
-)
+from minfer.serve.schema_common import MAX_TOKENS, GenerationFields, PromptProgressReport, Text, Timings, Usage, is_none
+from minfer.serve.schema_sampling import StrictModel
 
 MAX_MESSAGES: Final = 4096
 MAX_TOOLS: Final = 128

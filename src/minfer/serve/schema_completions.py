@@ -6,16 +6,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field
 
-from minfer.serve.schema_common import (
-    MAX_TOKENS,
-    GenerationFields,
-    PromptProgressReport,
-    Text,
-    Timings,
-    TokenId,
-    Usage,
-    is_none,
-)
+from minfer.serve.schema_common import MAX_TOKENS, GenerationFields, PromptProgressReport, Text, Timings, Usage, is_none
+from minfer.serve.schema_sampling import TokenId
 
 DEFAULT_MAX_TOKENS: Final = 16
 MAX_LOGPROBS: Final = 20

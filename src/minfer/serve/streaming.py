@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
@@ -21,14 +21,16 @@ KEEP_ALIVE: Final = b": still here\n\n"
 _END: Final = b"data: [DONE]\n\n"
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def unless_gone(watch: Awaitable[None], work: Coroutine[Any, Any, T]) -> T:
     """The result of the work, which is cancelled when the client closes the connection first.
+
+    Args:
+        watch: `disconnect`, which this ends.
 
     Raises:
         ClientGoneError: it did.
     """
-    task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_disconnect(receive))
+    task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(watch)
     try:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -40,7 +42,8 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(task, watcher, return_exceptions=True)
 
 
-async def _disconnect(receive: Receive) -> None:
+async def disconnect(receive: Receive) -> None:
+    """Returns when the client has closed the connection, or has its answer."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -68,9 +71,10 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._submission:
-            await unless_gone(receive, self._send_all(scope, send))
+            watcher = asyncio.ensure_future(disconnect(receive))
+            await unless_gone(watcher, self._send_all(scope, send, watcher))
 
-    async def _send_all(self, scope: Scope, send: Send) -> None:
+    async def _send_all(self, scope: Scope, send: Send, watcher: asyncio.Future[None]) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for data in self._events:
@@ -83,6 +87,9 @@ class EventStream(Response):
             record.error, record.outcome = answer.code, Outcome.ERROR
             await self._send(send, event(answer.body()))
         await self._send(send, _END)
+        await asyncio.sleep(0)  # what is sent to a closed connection is dropped in silence: only the watcher knows
+        if watcher.done():
+            raise ClientGoneError
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, data: bytes) -> None:

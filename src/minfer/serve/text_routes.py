@@ -12,7 +12,8 @@ from minfer.serve.errors import invalid
 from minfer.serve.json_body import JsonRoute
 from minfer.serve.openapi import BODY_ERRORS
 from minfer.serve.schema_chat import Messages, TemplateFields
-from minfer.serve.schema_common import StrictModel, Text, TokenId
+from minfer.serve.schema_common import Text
+from minfer.serve.schema_sampling import StrictModel, TokenId
 from minfer.serve.state import server_state
 
 router = APIRouter(route_class=JsonRoute)
