@@ -307,5 +307,5 @@ def test_sessions_of_a_loaded_model(tiny_dir: Path, tmp_path: Path) -> None:
         session.extend(TOKENS[:50])
         session.save(path)
         want = session.extend(TOKENS[50:60])
-    with minfer.load(tiny_path(tiny_dir)) as model, Session.load(model._runtime, path) as session:
+    with minfer.load(tiny_path(tiny_dir)) as model, model.load_session(path) as session:
         assert same_bits(session.extend(TOKENS[50:60]), want)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -106,6 +107,16 @@ class Model:
         """
         self._check_open()
         return Session(self._runtime, reuse=reuse)
+
+    def load_session(self, path: str | Path) -> Session:
+        """A session that `Session.save` wrote, to go on with bit for bit; close it when done.
+
+        Raises:
+            SessionFileError: the file can't be read, is damaged, or is of another version, model or cache type.
+            ContextError: it is longer than the context, or the cache has too few pages for it.
+        """
+        self._check_open()
+        return Session.load(self._runtime, path)
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
         """Generates an answer.
