@@ -66,32 +66,39 @@ def test_the_first_start_says_that_it_compiles_and_the_second_does_not(
         with minfer.load(tiny_path(tiny_dir), backend="cpu", progress=told) as model:
             logits.append(model.logits(TOKENS))
         compiling = [each for each in told.descriptions if each.startswith("compiling")]
-        assert len(n_compiled) == len(compiling) == int(is_first)
         if is_first:
             assert compiling[0].endswith(f" kernels for {host_target_names()[0]}")
-        assert len(list((cache_dir / "kernels").iterdir())) == 1
+            entries = sorted((cache_dir / "kernels").iterdir())
+            assert len(entries) == len(n_compiled) > 0
+        else:
+            assert compiling == n_compiled == []
+            assert sorted((cache_dir / "kernels").iterdir()) == entries
     assert logits[0].tobytes() == logits[1].tobytes()
 
 
 def test_another_number_of_threads_needs_no_other_kernels(
     cache_dir: Path, tiny_dir: Path, n_compiled: list[str]
 ) -> None:
-    for threads in (1, 3):
-        minfer.load(tiny_path(tiny_dir), backend="cpu", threads=threads).close()
-    assert len(n_compiled) == 1
+    minfer.load(tiny_path(tiny_dir), backend="cpu", threads=1).close()
+    assert n_compiled
+    n_compiled.clear()
+    minfer.load(tiny_path(tiny_dir), backend="cpu", threads=3).close()
+    assert n_compiled == []
 
 
 def test_each_instruction_set_has_kernels_of_its_own(
     cache_dir: Path, tiny_dir: Path, n_compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [name for name in host_target_names() if name != "portable"][:2] or ["portable"]
-    for _ in range(2):
+    for is_first in (True, False):
         for name in names:
             monkeypatch.setenv("MINFER_ISA", name)
+            n_compiled.clear()
             told = Phases()
             minfer.load(tiny_path(tiny_dir), backend="cpu", progress=told).close()
-            assert all(each.endswith(name) for each in told.descriptions if each.startswith("compiling"))
-    assert len(n_compiled) == len(names)
+            compiling = [each for each in told.descriptions if each.startswith("compiling")]
+            assert bool(n_compiled) == bool(compiling) == is_first
+            assert all(each.endswith(f" for {name}") for each in compiling)
     monkeypatch.setenv("MINFER_ISA", "sse9")
     with pytest.raises(UnsupportedError, match=r"'sse9'.*portable"):
         minfer.load(tiny_path(tiny_dir), backend="cpu")
@@ -144,7 +151,8 @@ def test_processes_that_start_at_once(cache_dir: Path, tiny_dir: Path) -> None:
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     answers = [read_answer(each)[1] for each in outputs]
-    assert len(list((cache_dir / "kernels").iterdir())) == 1
+    kept = {path.suffix for path in (cache_dir / "kernels").iterdir()}
+    assert kept == {".kernels"}
     n_compiled, after = start(model)
     assert n_compiled == 0
     assert all(np.array_equal(after, each) for each in answers)
@@ -157,7 +165,7 @@ def test_a_process_that_is_killed(cache_dir: Path, tiny_dir: Path) -> None:
         died = subprocess.run(command(LOAD + death + ANSWER, model), check=False, capture_output=True)
         assert died.returncode == -signal.SIGKILL
         assert not list((cache_dir / "kernels").glob("*.kernels"))
-    assert start(model)[0] == 1
+    assert start(model)[0] > 0
     assert start(model)[0] == 0
 
 
@@ -166,7 +174,7 @@ def test_changed_sources(cache_dir: Path, tiny_dir: Path, tmp_path: Path) -> Non
     model, package = tiny_path(tiny_dir), tmp_path / "changed" / "minfer"
     shutil.copytree(Path(minfer.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     n_compiled, before = start(model, package=package)
-    assert n_compiled == 1
+    assert n_compiled > 0
     changes = {
         "backends/cpu/kernels/matmul.py": ("(k.exp(-x) + 1.0)", "(k.exp(-x) + 2.0)"),
         "simd/mathfn.py": ("_LOG2_E = 1.4", "_LOG2_E = 1.5"),
@@ -177,7 +185,7 @@ def test_changed_sources(cache_dir: Path, tiny_dir: Path, tmp_path: Path) -> Non
         assert old in text
         source.write_text(text.replace(old, new))
         n_compiled, after = start(model, package=package)
-        assert n_compiled == 1
+        assert n_compiled > 0
         assert not np.allclose(before, after)
         source.write_text(text)
     n_compiled, again = start(model, package=package)
