@@ -31,7 +31,7 @@ from minfer.sampling.exponentials import BLOCK, ROWS
 from minfer.settings import read_settings
 from minfer.simd import NativeModule, compile_kernels, interpret, target_named
 
-SIZES = [1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1000, 1024, 1025, 2500, 40_001]
+SIZES = [1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1000, 1024, 1025, 2500, 9_001]
 """Around a vector, a run of either loop and a block."""
 NUMPY = NumpyVocabularyOps()
 
@@ -89,12 +89,22 @@ def test_wrong_results_are_noticed() -> None:
     assert 999 - int(logits[::-1].argmax()) != definition.arg_max(logits)  # the last among equals
     by_higher_id = sorted(range(1000), key=lambda token: (-logits[token], -token))[:40]
     assert by_higher_id != definition.top_k(logits, 40)
-    values = normal(40_001)
+    values = normal(9_001)
     largest = float(values.max())
     in_float32 = float(np.exp(values - np.float32(largest)).sum())
     for wrong in (in_float32, definition.exp_sum(values, largest) - math.exp(float(values.min()) - largest)):
         with pytest.raises(AssertionError, match="and"):
             check_exp_sum(wrong, values, largest)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_arg_max_of_two_equal_ones_is_the_first_wherever_they_are(target: str) -> None:
+    logits = np.zeros(200, np.float32)
+    for first in range(0, 64, 9):
+        for second in range(first + 1, 200, 3):
+            logits[[first, second]] = 1
+            assert native(target).arg_max(logits) == first
+            logits[[first, second]] = 0
 
 
 @pytest.mark.parametrize("target", TARGETS)

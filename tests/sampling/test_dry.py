@@ -76,6 +76,9 @@ def test_a_breaker_of_several_tokens() -> None:
     assert dry(history, SequenceBreakers(longer=frozenset({(E, A)}))) == [0, 0, 0, 1, 0]
     assert dry(history, SequenceBreakers(longer=frozenset({(A, E)}))) == [0, 0, 0, 4, 0]
     assert dry(history, SequenceBreakers(longer=frozenset({(D, E, A), (B, C)})), allowed_length=1) == [0] * 5
+    # With base 1, no more than the allowed length is searched, but a breaker that ends there is seen as a whole.
+    assert dry([D, E, A, B, C, D, E, A, B], base=1.0) == [0, 0, 1, 0, 0]
+    assert dry([D, E, A, B, C, D, E, A, B], SequenceBreakers(longer=frozenset({(D, E, A)})), base=1.0) == [0] * 5
 
 
 def test_a_breaker_is_never_penalised_itself() -> None:

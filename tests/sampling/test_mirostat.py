@@ -54,6 +54,8 @@ def test_mirostat_1_finds_the_exponent_and_its_k(of: type, exponent: float, mu: 
 def test_mirostat_1_at_the_limits_of_its_formula() -> None:
     # s = 1: k = 2^mu / log(n_vocab) = 2^5 / log(1000) = 4.63.
     assert ids_of(cut_by_exponent(listed(zipf(1.0, 200)), 5.0, 1000)) == list(range(4))
+    two = listed([0, -math.log(2)])  # s is 1 without a rounding: k = 2^mu / log(3)
+    assert [len(cut_by_exponent(two, mu, 3)) for mu in (1.1, 1.2)] == [1, 2]  # 1.95 and 2.09
     assert ids_of(cut_by_exponent(listed([1, 1, 1]), 0.0, 3)) == [0, 1, 2]  # s = 0
     assert ids_of(cut_by_exponent(listed([5, -INF]), 9.0, 2)) == [0]
     assert ids_of(cut_by_exponent(listed([3e38, -3e38]), 9.0, 2)) == [0]

@@ -92,13 +92,12 @@ def test_truncations_see_the_distribution_before_the_temperature() -> None:
 
 
 def test_sigma_is_that_of_the_models_logits_wherever_the_stage_is() -> None:
-    # Of all ten, sigma is 2; of the two that top-k leaves, it would be 0.25, and the second would be dropped.
-    logits = f32(4, 3.5, 4, 4, 4, 0, 0, 0, 0, 0)
-    sigma = float(np.std(logits.astype(np.float64)))
-    assert 1.9 < sigma < 2.0
-    params = SamplingParams(top_n_sigma=0.3, top_k=5, top_p=1, min_p=0, temperature=1, seed=1)
-    assert set(run(params, logits, 100)) == {0, 1, 2, 3, 4}
-    assert set(run(replace(params, top_n_sigma=0.2), logits, 100)) == {0, 2, 3, 4}
+    # Of all ten, sigma is 3.91; of the five that top-k leaves, it would be 0.4.
+    logits = f32(8, 7, 8, 8, 8, 0, 0, 0, 0, 0)
+    assert np.std(logits.astype(np.float64)) == pytest.approx(3.91, abs=0.005)
+    params = SamplingParams(top_n_sigma=0.26, top_k=5, top_p=1, min_p=0, temperature=1, seed=1)
+    assert set(run(params, logits, 100)) == {0, 1, 2, 3, 4}  # 1.02 below the largest
+    assert set(run(replace(params, top_n_sigma=0.25), logits, 100)) == {0, 2, 3, 4}  # 0.98 below
 
 
 @pytest.mark.parametrize(("probability", "least", "most"), [(1.0, 100, 100), (0.5, 30, 70), (0.01, 0, 6)])

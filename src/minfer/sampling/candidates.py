@@ -41,7 +41,7 @@ class Tokens(Protocol):
         ...
 
     def at_least(self, logit: float, min_keep: int = 1) -> Tokens:
-        """Those with at least that logit, which is not NaN; or `leading(min_keep)`, where they are fewer than that."""
+        """Those with at least that logit, which is finite; or `leading(min_keep)`, where they are fewer than that."""
         ...
 
     def listed(self) -> Candidates:
@@ -93,7 +93,7 @@ class Candidates:
         return select(kept, np.lexsort((kept.ids, -kept.logits))[:n])
 
     def at_least(self, logit: float, min_keep: int = 1) -> Candidates:
-        reaches = (self.logits >= logit) & (self.logits > -np.inf)
+        reaches = self.logits >= logit
         return select(self, reaches) if reaches.sum() >= min_keep else self.leading(min_keep)
 
     def listed(self) -> Candidates:

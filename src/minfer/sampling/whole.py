@@ -71,7 +71,7 @@ class WholeVocabulary:
         reaches = self._unchanged >= below
         near = np.flatnonzero(reaches & (self._unchanged <= above))
         reaches[near] = self._unchanged_candidates(near).logits >= logit
-        kept_changed = self.changed_logits >= max(logit, -_MOST)
+        kept_changed = self.changed_logits >= logit
         n_kept = int(np.count_nonzero(reaches)) + int(np.count_nonzero(kept_changed))
         if n_kept < min_keep:
             return self.leading(min_keep)
