@@ -17,6 +17,7 @@ from minfer.backends.cpu.kernels.attention import (
     trace_attention_tiles,
 )
 from minfer.backends.cpu.kernels.elementwise import Elementwise, trace_elementwise
+from minfer.backends.cpu.kernels.embedding import trace_embedding, trace_embedding_float
 from minfer.backends.cpu.kernels.kv_store import StoreShape, trace_kv_store
 from minfer.backends.cpu.kernels.matmul import MatMulShape, trace_direct, trace_direct_tiles, trace_tiles
 from minfer.backends.cpu.kernels.matmul_float import FLOAT_TYPES, TILE_ROWS, FloatShape, trace_float
@@ -62,6 +63,8 @@ def _traced(vector_bytes: int) -> Mapping[str, list[KernelIR]]:
         "trace_direct": list(_direct()),
         "trace_direct_tiles": [trace_direct_tiles(MatMulShape(panels.Q4_0, 32, TOKENS, has_bias=True))],
         "trace_tiles": [trace_tiles(MatMulShape(panels.Q6_K, 256, TOKENS))],
+        "trace_embedding": [trace_embedding(panels.Q6_K, 256)],
+        "trace_embedding_float": [trace_embedding_float(FloatShape(each, 35, TOKENS)) for each in FLOAT_TYPES],
         "trace_float": [trace_float(FloatShape(each, 66, TOKENS), TILE_ROWS) for each in FLOAT_TYPES],
         "trace_attention_split": [trace_attention_split(_attention(each, vector_bytes)) for each in (F32, F16, Q8_0)],
         "trace_attention_combine": [trace_attention_combine(_attention(F32, vector_bytes))],

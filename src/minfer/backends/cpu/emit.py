@@ -17,43 +17,33 @@ from minfer.backends.arena import Arena
 from minfer.backends.base import CompileRequest
 from minfer.backends.cpu.activations import QuantisedRow
 from minfer.backends.cpu.convention import StepWord
+from minfer.backends.cpu.emit_matmul import Operands, add_matmul, add_matmul_float
 from minfer.backends.cpu.kernels import (
     attention,
     elementwise,
+    embedding,
     kv_store,
-    matmul,
-    matmul_float,
     quantise,
     rms_norm,
     rope,
     rope_store,
 )
 from minfer.backends.cpu.kernels.elementwise import Elementwise, trace_elementwise
+from minfer.backends.cpu.kernels.matmul import MatMulShape
 from minfer.backends.cpu.kernels.matmul_float import FLOAT_TYPES, FloatShape
 from minfer.backends.cpu.kernels.select_rows import trace_select_rows
 from minfer.backends.cpu.pack import panel_format
-from minfer.backends.cpu.panels import PANEL_ROWS
 from minfer.backends.cpu.tape import Tape
 from minfer.backends.cpu.weights import WeightJob, WeightUse
 from minfer.errors import GraphError
 from minfer.graph import Graph, Node, StepInputs, Symbol, TensorSpec, ValueId, ValueKind, ops
 from minfer.graph.ops import ActivationKind
-from minfer.quants import dequantise
 
 Weights = Mapping[tuple[str, WeightUse], NDArray[np.uint8]]
 Prepare = Callable[[StepInputs], None]
 
 _SPARE_ROWS = 16
 """Rows that a last tile may read beyond the largest step; their results are not stored."""
-_DIRECT_CHUNK_BYTES = 1 << 20
-"""Weights that a chunk of the direct path streams: long enough that asking ahead, ours and the CPU's, seldom runs past
-its end into what another thread reads."""
-_TILES_SCRATCH_BYTES = 320 << 10
-"""Unpacked panels of a chunk of the tiles path: they stay in the second-level cache."""
-_CHUNKS_A_THREAD = 4
-_CHUNK_OVERHEAD = 0.17
-"""What a chunk of the tiles path costs, in panels: measured for one panel a chunk against many."""
-_END_WAIT = 0.3
 
 
 @dataclass(frozen=True)
@@ -92,12 +82,10 @@ class Emitter:
         self._partials: NDArray[np.uint8] | None = None
 
     def weight_jobs(self) -> Iterator[WeightJob]:
-        """What has to be packed; the embedding's table stays as it is in the file."""
+        """What has to be packed."""
         for segment in self._request.segments:
             for index in segment:
                 node = self._graph.nodes[index]
-                if isinstance(node.op, ops.Embedding):
-                    continue
                 for value_id in node.inputs:
                     value = self._graph.value(value_id)
                     if value.kind is ValueKind.WEIGHT:
@@ -136,7 +124,7 @@ class Emitter:
     def _emit(self, node: Node) -> Prepare | None:
         match node.op:
             case ops.Embedding():
-                return self._embedding(node)
+                self._embedding(node)
             case ops.Reshape():
                 if self._graph.storage(node.outputs[0]) != self._graph.storage(node.inputs[0]):
                     raise GraphError(f"{node.name}: a reshape of what lives in other storage")
@@ -176,16 +164,19 @@ class Emitter:
 
     # One method an op.
 
-    def _embedding(self, node: Node) -> Prepare:
-        tokens, table = (self._graph.value(i) for i in node.inputs)
-        packed = self._request.weights.packed(table.name)
-        output, ggml_type, width = node.outputs[0], table.spec.ggml_type, _width(table.spec)
-
-        def prepare(inputs: StepInputs) -> None:
-            ids = inputs.arrays()[tokens.name]
-            self._arena.view(output, inputs)[...] = dequantise(ggml_type, packed[ids], width)
-
-        return prepare
+    def _embedding(self, node: Node) -> None:
+        table = self._graph.value(node.inputs[1])
+        ggml_type, width = table.spec.ggml_type, _width(table.spec)
+        if ggml_type in FLOAT_TYPES:
+            shape = FloatShape(ggml_type, width, StepWord.N_TOKENS)
+            kernel = self.tape.kernel(embedding.trace_embedding_float, shape)
+        else:
+            panel = panel_format(ggml_type)
+            kernel = self.tape.kernel(embedding.trace_embedding, panel, width, key=f"{panel.name} {width}")
+        arguments = (self._weight(table.id, WeightUse.PANELS), self._address(node.outputs[0]))
+        self.tape.add(
+            kernel, arguments, rows=StepWord.N_TOKENS, rows_per_chunk=1, scratch_bytes=embedding.SCRATCH_BYTES
+        )
 
     def _norm(self, node: Node, op: ops.RMSNorm | ops.AddRMSNorm) -> None:
         adds = isinstance(op, ops.AddRMSNorm)
@@ -224,92 +215,25 @@ class Emitter:
         kind: ActivationKind | None = None,
     ) -> None:
         spec = self._spec(weight)
-        if spec.ggml_type in FLOAT_TYPES:
-            self._matmul_float(x, weight, bias, y, barrier=barrier, up=up, kind=kind)
-            return
         n_rows, n_columns = spec.resolve({})
-        self._record(x)
-        panel = panel_format(spec.ggml_type)
-        shape = matmul.MatMulShape(panel, n_columns, _rows(self._spec(y)), bias is not None, kind)
-        n_panels = -(-n_rows // PANEL_ROWS)
-        addresses = (
-            self._weight(weight, WeightUse.PANELS),
-            0 if up is None else self._weight(up, WeightUse.PANELS),
-            self._records[n_columns].ctypes.data,
-            self._address(y),
-            0 if bias is None else self._weight(bias, WeightUse.VECTOR),
+        is_float = spec.ggml_type in FLOAT_TYPES
+        if not is_float:
+            self._record(x)
+        operands = Operands(
+            weights=(self._weight(weight, WeightUse.PANELS), 0 if up is None else self._weight(up, WeightUse.PANELS)),
+            x=self._address(x) if is_float else self._records[n_columns].ctypes.data,
+            y=self._address(y),
+            bias=0 if bias is None else self._weight(bias, WeightUse.VECTOR),
+            n_rows=n_rows,
         )
-        panel_bytes = panel.panel_bytes(n_columns) * shape.n_weights
-        direct = _even_share(n_panels, self._n_threads, _DIRECT_CHUNK_BYTES // panel_bytes)
-        n_parts = -(-n_panels // direct)
-        for trace, rows_per_chunk, min_rows, max_rows in (
-            (matmul.trace_direct, 1, 1, 1),
-            (matmul.trace_direct_tiles, 0, 2, matmul.MAX_DIRECT_ROWS),
-        ):
-            self.tape.add(
-                self.tape.kernel(trace, shape, key=shape.name("")),
-                (*addresses, n_rows, n_panels, direct, n_parts),
-                rows=shape.rows,
-                rows_per_chunk=rows_per_chunk,
-                n_parts=n_parts,
-                min_rows=min_rows,
-                max_rows=max_rows,
-                barrier=barrier,
-            )
-        panel_scratch = shape.unpacked_panel_bytes * shape.n_weights
-        tiles = _even_share(n_panels, self._n_threads, _TILES_SCRATCH_BYTES // panel_scratch)
-        n_parts = -(-n_panels // tiles)
-        self.tape.add(
-            self.tape.kernel(matmul.trace_tiles, shape, key=shape.name("")),
-            (*addresses, n_rows, n_panels, tiles, n_parts),
-            rows=shape.rows,
-            rows_per_chunk=0,
-            n_parts=n_parts,
-            min_rows=matmul.MAX_DIRECT_ROWS + 1,
-            scratch_bytes=tiles * panel_scratch,
-            barrier=barrier,
-        )
-
-    def _matmul_float(
-        self,
-        x: ValueId,
-        weight: ValueId,
-        bias: ValueId | None,
-        y: ValueId,
-        *,
-        barrier: bool,
-        up: ValueId | None,
-        kind: ActivationKind | None,
-    ) -> None:
-        spec = self._spec(weight)
-        n_rows, n_columns = spec.resolve({})
-        shape = FloatShape(spec.ggml_type, n_columns, _rows(self._spec(y)), bias is not None, kind)
-        n_panels = -(-n_rows // PANEL_ROWS)
-        share = max(1, n_panels // (_CHUNKS_A_THREAD * self._n_threads))
-        panels = max(1, min(share, _DIRECT_CHUNK_BYTES // shape.panel_bytes))
-        n_parts = -(-n_panels // panels)
-        arguments = (
-            self._weight(weight, WeightUse.PANELS),
-            0 if up is None else self._weight(up, WeightUse.PANELS),
-            self._address(x),
-            self._address(y),
-            0 if bias is None else self._weight(bias, WeightUse.VECTOR),
-            n_rows,
-            n_panels,
-            panels,
-            n_parts,
-        )
-        for n_tile_rows, min_rows, max_rows in ((1, 1, 1), (matmul_float.TILE_ROWS, 2, 1 << 40)):
-            self.tape.add(
-                self.tape.kernel(matmul_float.trace_float, shape, n_tile_rows),
-                arguments,
-                rows=shape.rows,
-                rows_per_chunk=n_tile_rows,
-                n_parts=n_parts,
-                min_rows=min_rows,
-                max_rows=max_rows,
-                barrier=barrier,
-            )
+        rows, has_bias = _rows(self._spec(y)), bias is not None
+        if is_float:
+            shape = FloatShape(spec.ggml_type, n_columns, rows, has_bias, kind)
+            add_matmul_float(self.tape, shape, operands, n_threads=self._n_threads, barrier=barrier)
+        else:
+            panel = panel_format(spec.ggml_type)
+            quantised = MatMulShape(panel, n_columns, rows, has_bias, kind)
+            add_matmul(self.tape, quantised, operands, n_threads=self._n_threads, barrier=barrier)
 
     def _rope(self, node: Node, op: ops.Rope) -> Prepare | None:
         prepare, tables = self._rope_tables(op)
@@ -500,17 +424,3 @@ def _width(spec: TensorSpec) -> int:
 
 def _rows(spec: TensorSpec) -> StepWord:
     return StepWord.N_OUTPUTS if spec.shape[0] is Symbol.N_OUTPUTS else StepWord.N_TOKENS
-
-
-def _even_share(n_panels: int, n_threads: int, most: int) -> int:
-    """How many panels make a chunk, at most `most`: few enough that all threads end together, and no fewer.
-
-    Threads take chunks in rounds. A chunk costs something of its own (`_CHUNK_OVERHEAD`), and at the end, threads wait
-    for the one that took the last chunk (`_END_WAIT` of it on average, since none is as fast as another).
-    """
-
-    def cost(share: int) -> float:
-        rounds = -(-n_panels // (share * n_threads))
-        return rounds * (share + _CHUNK_OVERHEAD) + _END_WAIT * share
-
-    return min(range(1, max(most, 1) + 1), key=cost)
