@@ -45,6 +45,7 @@ class Operation:
     description: str
     request: str | None
     responses: tuple[tuple[str, str], ...]
+    """statuses, and the type of their body"""
 
 
 @router.get("/docs")
@@ -65,11 +66,11 @@ def _operations(schema: Mapping[str, Any]) -> Iterator[Operation]:
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
-            responses = tuple(
-                (status, _name(content.get("application/json", {}).get("schema", {})))
-                for status, response in operation["responses"].items()
-                if (content := response.get("content", {})) is not None
-            )
+            statuses: dict[str, list[str]] = {}
+            for status, response in operation["responses"].items():
+                answer = response.get("content", {}).get("application/json", {}).get("schema", {})
+                statuses.setdefault(_name(answer), []).append(status)
+            responses = tuple((", ".join(those), name) for name, those in statuses.items())
             request = None if body is None else _name(body)
             yield Operation(method.upper(), path, operation.get("description", ""), request, responses)
 

@@ -17,8 +17,10 @@ _TYPES: Final = {
     "index.html": "text/html",
     "style.css": "text/css",
     "page.js": "text/javascript",
+    "api.js": "text/javascript",
     "markup.js": "text/javascript",
     "store.js": "text/javascript",
+    "tokens.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
 
