@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import minfer
+from minfer.cli.chat import chat
 from minfer.cli.console import EXIT_INTERRUPTED, write_text
 from minfer.cli.inspect import inspect
 from minfer.cli.models import models
@@ -22,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run)
+app.command()(chat)
 app.command()(inspect)
 app.command()(models)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
 from minfer.engine.answer import Answer
+from minfer.engine.chat_state import ChatState
 from minfer.engine.context_shift import ChatContext, Fitted, TurnDropper, carry_over
+from minfer.engine.conversation_file import save_conversation
 from minfer.engine.generation import TextStream, close_session
 from minfer.engine.options import ChatOptions, check_options, make_request
 from minfer.engine.prompts import Message
@@ -19,21 +22,8 @@ from minfer.engine.session import Session
 from minfer.engine.thinking import AnswerPart, opens_thinking, split_stream, split_thinking
 from minfer.engine.transcript import Transcript, common_prefix, follow
 from minfer.errors import ParameterError
-from minfer.sampling import Sampler, SamplerState, SamplingParams
+from minfer.sampling import Sampler, SamplingParams
 from minfer.text import Tokenizer
-
-
-@dataclass(frozen=True)
-class ChatState:
-    """Where a conversation stands between two turns."""
-
-    messages: tuple[Message, ...] = ()
-    n_forgotten: int = 0
-    """messages after the system prompt that are in the context no more"""
-    transcript: Transcript = field(default_factory=Transcript)
-    """those that are in the context, as they were computed"""
-    sampler: SamplerState | None = None
-    """where the sampler of the last answer stood at its end; None before the first answer"""
 
 
 @dataclass(frozen=True)
@@ -73,6 +63,7 @@ class Conversation:
         context_shift: bool,
         reuse: bool,
         options: ChatOptions,
+        session: Session | None = None,
     ) -> None:
         self._runtime = runtime
         self._tokenizer = tokenizer
@@ -80,11 +71,10 @@ class Conversation:
         self._state = state
         self._context_shift = context_shift
         self._reuse = reuse
-        self._options: ChatOptions = {}
-        self._session: Session | None = None
+        self._options = self._checked(options)
+        self._session = session
         self._turn: _Turn | None = None
         self._work = Work()
-        self.set_options(**options)
         if state.messages and not state.transcript.spans:
             self._rewrite(state.messages)
 
@@ -145,9 +135,7 @@ class Conversation:
         Raises:
             ParameterError: an unknown option, or a value out of its range. Nothing has changed then.
         """
-        check_options(options, ChatOptions)
-        merged: ChatOptions = {**self._options, **options}
-        self._samplers.answer(make_request(merged, (), continues_text=False))
+        merged = self._checked({**self._options, **options})
         self._finish()
         self._options = merged
         if "seed" in options:
@@ -217,6 +205,26 @@ class Conversation:
         said = self._state.messages[1:] if self.system is not None else self._state.messages
         self._rewrite(said if text is None else ({"role": "system", "content": text}, *said))
 
+    def save(self, path: str | Path, *, with_cache: bool = True) -> None:
+        """Writes the conversation to a file, from which `Model.load_conversation` goes on, bit for bit.
+
+        Args:
+            with_cache: whether what has been computed is saved too. Without it the file is small, and the conversation
+                is computed anew when it goes on: with the same result, unless turns have been dropped from the context.
+
+        Raises:
+            SessionFileError: it can't be written there.
+        """
+        self._finish()
+        save_conversation(
+            path,
+            self._runtime,
+            self._session if with_cache else None,
+            self._state,
+            self._options,
+            self._context_shift,
+        )
+
     def close(self) -> None:
         """Ends an open answer and gives the pages back."""
         self._finish()
@@ -231,6 +239,11 @@ class Conversation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _checked(self, options: ChatOptions) -> ChatOptions:
+        check_options(options, ChatOptions)
+        self._samplers.answer(make_request(options, (), continues_text=False))
+        return options
 
     def _context(self, options: ChatOptions) -> ChatContext:
         variables = options.get("template_variables", {})
@@ -269,7 +282,8 @@ class Conversation:
     def _open(self, fitted: Fitted) -> Session:
         """The session as it is at the start of an answer."""
         tokens = fitted.transcript.tokens
-        if self._session is None:
+        if self._session is None or not self._reuse:
+            close_session(self._session)
             self._session = Session(self._runtime, reuse=tokens if self._reuse else ())
         else:
             carry_over(self._session, fitted, tokens)

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.engine.batch import BatchEngine
+from minfer.engine.chat_state import ChatState
 from minfer.engine.context_shift import ChatContext, TurnDropper, drop_half
-from minfer.engine.conversation import ChatState, Conversation
+from minfer.engine.conversation import Conversation
+from minfer.engine.conversation_file import load_conversation
 from minfer.engine.generation import TextStream, close_session
 from minfer.engine.options import ChatOptions, GenerateOptions, check_options, make_request
 from minfer.engine.prompts import Message, Prompt, encode_prompt, is_chat
@@ -62,6 +64,16 @@ class Model:
     @property
     def n_vocab(self) -> int:
         return self._runtime.hparams.n_vocab
+
+    @property
+    def name(self) -> str:
+        """What the file calls the model, or its own name."""
+        return self._runtime.identity.name
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells models apart: of the metadata, and of parts of all tensors."""
+        return self._runtime.identity.fingerprint
 
     @property
     def kv_position_bytes(self) -> int:
@@ -225,6 +237,38 @@ class Model:
             reuse=reuse,
             options=options,
         )
+
+    def load_conversation(
+        self, path: str | Path, *, reuse: bool = True, **options: Unpack[ChatOptions]
+    ) -> Conversation:
+        """A conversation that `Conversation.save` wrote, to go on with bit for bit. Close it when done.
+
+        Args:
+            path: the file.
+            reuse: as for `conversation`.
+            options: take the place of the saved ones.
+
+        Raises:
+            SessionFileError: the file can't be read, is damaged, or is of another version, model or cache type.
+            ContextError: it is longer than the context, or the cache has too few pages for it.
+            ParameterError: an unknown option, or a value out of its range.
+        """
+        self._check_open()
+        saved = load_conversation(path, self._runtime)
+        try:
+            return Conversation(
+                self._runtime,
+                self._tokenizer,
+                self._samplers,
+                saved.state,
+                context_shift=saved.context_shift,
+                reuse=reuse,
+                options={**saved.options, **options},
+                session=saved.session,
+            )
+        except BaseException:
+            close_session(saved.session)
+            raise
 
     def batch_engine(self, name: str = "model", *, max_active: int = 8, max_queued: int = 64) -> BatchEngine:
         """An engine that computes many requests together, in a thread of its own; close it before the model.

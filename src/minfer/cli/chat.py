@@ -1,0 +1,142 @@
+"""minfer chat: a conversation at a terminal, or over a pipe."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any, cast
+
+import typer
+
+import minfer
+from minfer.cli.chat_commands import COMMANDS, summary
+from minfer.cli.chat_input import Input, PipedInput, TerminalInput
+from minfer.cli.chat_loop import Chat
+from minfer.cli.chat_store import ChatStore
+from minfer.cli.console import EXIT_ERROR, Spinner, open_model, reports_errors
+from minfer.cli.options import (
+    BackendOption,
+    CacheTypeOption,
+    ContextOption,
+    ModelOption,
+    StopOption,
+    SystemOption,
+    ThreadsOption,
+)
+from minfer.cli.sampling_options import with_sampling_options
+from minfer.engine import ChatOptions, Conversation, Model
+from minfer.errors import ParameterError
+from minfer.settings import read_settings
+
+
+@with_sampling_options
+@reports_errors
+def chat(
+    system: SystemOption = None,
+    load: Annotated[
+        str | None,
+        typer.Option(
+            "--load", "--resume", help="Go on with a conversation that was saved: a name, or a path.", metavar="NAME"
+        ),
+    ] = None,
+    continues: Annotated[
+        bool, typer.Option("--continue", "-c", help="Go on with the last conversation with this model.")
+    ] = False,
+    context_shift: Annotated[
+        bool | None,
+        typer.Option(
+            "--context-shift/--no-context-shift",
+            help="When the context is full, drop the oldest turns after the system prompt.",
+            show_default="on",
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", "-n", help="The longest answer; by default what the context holds.")
+    ] = None,
+    stop: StopOption = None,
+    thinking: Annotated[
+        bool | None,
+        typer.Option(
+            "--thinking/--no-thinking", help="Whether models that can think before an answer do.", show_default=False
+        ),
+    ] = None,
+    history: Annotated[
+        bool,
+        typer.Option("--history/--no-history", help="Keep what is entered, and save the conversation as it goes on."),
+    ] = True,
+    model: ModelOption = "default",
+    n_ctx: ContextOption = None,
+    threads: ThreadsOption = None,
+    backend: BackendOption = None,
+    cache_type: CacheTypeOption = None,
+    *,
+    sampling: dict[str, Any],
+) -> None:
+    """Talk with a model.
+
+    At a terminal, /help lists the commands. Over a pipe every line is a message, and only answers go to stdout.
+
+    Examples:
+
+        minfer chat
+
+        minfer chat --continue
+
+        printf 'Name a colour.\\nAnd another.\\n' | minfer chat --temperature 0
+    """
+    if load is not None and continues:
+        raise ParameterError("--load and --continue each name a conversation: use one of them")
+    options: dict[str, Any] = dict(sampling)
+    if max_tokens is not None:
+        options["max_tokens"] = max_tokens
+    if stop:
+        options["stop"] = stop
+    if thinking is not None:
+        options["template_variables"] = {"enable_thinking": thinking}
+    spinner = Spinner("opening the model")
+    try:
+        with open_model(model, n_ctx, threads, backend, cache_type, spinner) as loaded:
+            store = ChatStore(read_settings().cache_dir, loaded.fingerprint)
+            with _conversation(loaded, store, load, continues, cast(ChatOptions, options)) as conversation:
+                if system is not None:
+                    conversation.set_system(system)
+                if context_shift is not None:
+                    conversation.context_shift = context_shift
+                spinner.stop()
+                _talk(loaded, conversation, store, keeps=history)
+    finally:
+        spinner.stop()
+
+
+def _conversation(
+    model: Model, store: ChatStore, load: str | None, continues: bool, options: ChatOptions
+) -> Conversation:
+    if continues:
+        latest = store.latest()
+        if latest is None:
+            raise ParameterError("there is no earlier conversation with this model; leave --continue out to start one")
+        return model.load_conversation(latest, **options)
+    if load is not None:
+        return model.load_conversation(store.source(load), **options)
+    options.setdefault("max_tokens", model.n_ctx)
+    return model.conversation(**options)
+
+
+def _talk(model: Model, conversation: Conversation, store: ChatStore, *, keeps: bool) -> None:
+    is_interactive = sys.stdin.isatty()
+    chat = Chat(model, conversation, store, is_interactive=is_interactive, saves=is_interactive and keeps)
+    source: Input = PipedInput()
+    if is_interactive:
+        words = {name: command.words for name, command in COMMANDS.items()}
+        source = TerminalInput(store if keeps else None, words)
+        chat.say(f"minfer {minfer.__version__}, {model.name}, a context of {model.n_ctx} tokens")
+        if conversation.messages:
+            chat.say(f"going on with {summary(chat)}")
+        chat.say("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+    try:
+        chat.run(source)
+    finally:
+        chat.conversation.close()
+    if chat.has_failed and not is_interactive:
+        raise typer.Exit(EXIT_ERROR)
+    if is_interactive and chat.is_saved:
+        chat.say("`minfer chat --continue` goes on with this conversation.")
