@@ -22,6 +22,7 @@ from minfer.backends.cpu.panels import PanelFormat, Registers
 from minfer.graph.ops import ActivationKind
 from minfer.quants import GGMLType, dequantise, unpack
 from minfer.simd import Kernel, KernelIR, Value, interpret
+from minfer.simd.evaluate import fma
 from packed_rows import moderate_rows, random_rows
 
 UNIT = 2.0**-24
@@ -140,6 +141,29 @@ def test_every_path_is_right_and_gives_the_same_bits(name: str, n_rows: int, n_t
     results = [run(case, path) for path in PATHS]
     check_close(results[0], case.product(), case.bound())
     assert all(same_bits(results[0], other) for other in results[1:])
+
+
+def by_definition(case: Case, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """The arithmetic of the kernel's docstring in NumPy, one rounding after the other."""
+    parts, x = unpack(case.ggml_type, rows, case.n_columns), unpack_rows(case.records, case.n_columns)
+    size = parts.quants.shape[2]
+    weights, scales = parts.quants.reshape(case.n_rows, -1, size), parts.scales.reshape(case.n_rows, -1)
+    y = np.zeros((case.n_tokens, case.n_rows), np.float32)
+    for group in range(weights.shape[1]):
+        q = x.q[: case.n_tokens, group * size : (group + 1) * size].astype(np.int32)
+        d = x.d[: case.n_tokens, group * size // 32, None]
+        y = fma((q @ weights[:, group].astype(np.int32).T).astype(np.float32), scales[:, group] * d, y)
+        if parts.offsets is not None:
+            total = q.sum(axis=1, dtype=np.int32, keepdims=True).astype(np.float32)
+            y = fma(parts.offsets.reshape(case.n_rows, -1)[:, group], total * d, y)
+    return y
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q2_K", "Q5_K", "Q6_K"])
+def test_the_sums_are_those_of_the_definition_to_the_bit(name: str) -> None:
+    case = make_case(name, 33, 512, 6, seed=5)
+    want = by_definition(case, moderate_rows(GGMLType[name], 33, 512, seed=5))
+    assert all(same_bits(want, run(case, path)) for path in PATHS)
 
 
 @pytest.mark.parametrize("name", [*CLASSIC, *K_FAMILY, *WIDE])

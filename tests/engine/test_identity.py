@@ -144,7 +144,7 @@ def small_quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def small_expected(kernels: Path, small_quantised: Path) -> Iterator[NDArray[np.float32]]:
     with tiny_runtime(small_quantised, backends=[CpuBackend(ISAS[0], kernels)]) as run:
-        yield chunked_logits(run, TOKENS[:90], 90)
+        yield chunked_logits(run, TOKENS[:100], 100)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -153,8 +153,8 @@ def test_instruction_sets(
 ) -> None:
     """Also what is plain code for any x86-64 or Arm CPU."""
     with runtime(path=small_quantised, isa=isa, n_threads=2) as run:
-        for chunk in (90, 4, 1):
-            assert same_bits(small_expected, chunked_logits(run, TOKENS[:90], chunk))
+        for chunk in (100, 4, 1):  # each takes another path through the products
+            assert same_bits(small_expected, chunked_logits(run, TOKENS[:100], chunk))
 
 
 @pytest.mark.default_model

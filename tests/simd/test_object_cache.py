@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,12 @@ def test_other_sources_keys_and_targets_are_other_entries(cache: ObjectCache) ->
     keys = {cache.key("a", TARGET), cache.key("b", TARGET), ObjectCache(cache.directory, "changed").key("a", TARGET)}
     keys |= {cache.key("a", target_named(name)) for name in host_target_names()}
     assert len(keys) == 2 + len(host_target_names())
+
+
+@pytest.mark.parametrize("what", ["name", "triple", "cpu", "features"])
+def test_targets_that_differ_in_one_thing_are_other_entries(cache: ObjectCache, what: str) -> None:
+    """Such as a machine whose system hides what its CPU has, beside one of the same CPU that shows it."""
+    assert cache.key("a", replace(TARGET, **{what: "other"})) != cache.key("a", TARGET)
 
 
 def test_other_versions_of_llvm_are_other_entries(cache: ObjectCache, monkeypatch: pytest.MonkeyPatch) -> None:
