@@ -166,7 +166,7 @@ def test_cold_and_reused_are_the_same_bits_wherever_the_prefix_ends(
     backend: Backend, kv_types: KVTypes, tiny_dir: Path
 ) -> None:
     with tiny_runtime(
-        tiny_path(tiny_dir, "qwen3"), backends=(backend,), kv_types=kv_types, max_tokens=150, prefix_cache_bytes=2**30
+        tiny_path(tiny_dir, "qwen3"), backends=(backend,), kv_types=kv_types, max_tokens=250, prefix_cache_bytes=2**30
     ) as run:
         for n_common in (1, 2, 31, 63, 64, 65, 127, 128, 129, 149):
             text = [*TOKENS[:n_common], *OTHER[n_common:]]

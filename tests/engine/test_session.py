@@ -31,7 +31,7 @@ def backend(request: pytest.FixtureRequest, tiny_dir: Path) -> Backend:
 def runtime(request: pytest.FixtureRequest, backend: Backend, tiny_dir: Path) -> Iterator[Runtime]:
     # A head of 32 values, a whole number of q8_0 blocks.
     path = tiny_path(tiny_dir, "qwen3")
-    with tiny_runtime(path, backends=(backend,), kv_types=KV_TYPES[request.param], max_tokens=150) as run:
+    with tiny_runtime(path, backends=(backend,), kv_types=KV_TYPES[request.param], max_tokens=250) as run:
         yield run
         assert run.pool.n_free == run.pool.n_pages
 

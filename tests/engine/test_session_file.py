@@ -65,7 +65,7 @@ def test_it_goes_on_bit_for_bit_in_another_runtime(
     backend: Backend, kv_types: KVTypes, n_tokens: int, tiny_dir: Path, tmp_path: Path
 ) -> None:
     model, path = tiny_path(tiny_dir, "qwen3"), tmp_path / "a.session"
-    with tiny_runtime(model, backends=(backend,), kv_types=kv_types, max_tokens=200) as run:
+    with tiny_runtime(model, backends=(backend,), kv_types=kv_types, max_tokens=250) as run:
         with Session(run) as session:
             if n_tokens:
                 session.extend(TOKENS[:n_tokens])
@@ -74,7 +74,7 @@ def test_it_goes_on_bit_for_bit_in_another_runtime(
             assert session.n_tokens == n_tokens + 50  # saving has not changed it
         assert run.pool.n_free == run.pool.n_pages
     # Another runtime, in which the sequence stands in other pages.
-    with tiny_runtime(model, backends=(backend,), kv_types=kv_types, max_tokens=200) as run:
+    with tiny_runtime(model, backends=(backend,), kv_types=kv_types, max_tokens=250) as run:
         run.pool.take(3)
         with Session.load(run, path) as session:
             assert session.tokens == tuple(TOKENS[:n_tokens])
@@ -253,7 +253,7 @@ def test_what_is_saved_is_what_was_there_at_the_call(
     """While a file is being written, the session goes on, is cut and loses a range."""
     path, quiet = tmp_path / "a.session", tmp_path / "b.session"
     steps = iter([lambda s: s.extend(TOKENS[100:120]), lambda s: s.truncate(30), lambda s: s.drop(3, 9)])
-    with tiny_runtime(tiny_path(tiny_dir, "qwen3"), max_tokens=200) as run, Session(run) as session:
+    with tiny_runtime(tiny_path(tiny_dir, "qwen3"), max_tokens=250) as run, Session(run) as session:
         session.extend(TOKENS[:100])
         session.save(quiet)
         write = HashedWriter.write
