@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
@@ -255,12 +256,14 @@ class Model:
         """
         self._check_open()
         saved = load_conversation(path, self._runtime)
+        # With a seed of its own, what comes next begins the random numbers anew.
+        state = replace(saved.state, sampler=None) if "seed" in options else saved.state
         try:
             return Conversation(
                 self._runtime,
                 self._tokenizer,
                 self._samplers,
-                saved.state,
+                state,
                 context_shift=saved.context_shift,
                 reuse=reuse,
                 options={**saved.options, **options},

@@ -196,7 +196,7 @@ def _check_header(header: _Header, path: Path, runtime: Runtime, kind: str) -> N
             f"and this is {identity.name} ({identity.fingerprint})",
         )
     here = _cache_of(runtime.store)
-    if header.cache != here:
+    if header.n_tokens and header.cache != here:
         raise SessionFileError(
             path, f"its cache has {_shown(header.cache)}, and this model was loaded with {_shown(here)}"
         )
