@@ -40,6 +40,7 @@ def refused(answer: httpx.Response, status: int, code: str, param: str | None = 
         ({"response_format": {"type": "json_object"}}, "invalid_value", "response_format.type"),
         ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
         ({"store": True}, "invalid_value", "store"),
+        ({"store": 0}, "invalid_type", "store"),
         ({"temperature": "0.5"}, "invalid_type", "temperature"),
         ({"temperature": True}, "invalid_type", "temperature"),
         ({"temperature": -0.1}, "invalid_value", "temperature"),

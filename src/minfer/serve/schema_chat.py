@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, Field
 
 from minfer.serve.schema_common import MAX_TOKENS, GenerationFields, PromptProgressReport, Text, Timings, Usage, is_none
-from minfer.serve.schema_sampling import StrictModel
+from minfer.serve.schema_sampling import OnlyFalse, StrictModel
 
 MAX_MESSAGES: Final = 4096
 MAX_TOOLS: Final = 128
@@ -86,7 +86,7 @@ class FunctionDefinition(StrictModel):
     name: str = Field(min_length=1, max_length=256)
     description: Text | None = None
     parameters: dict[str, Any] | None = Field(None, description="A JSON schema.")
-    strict: Literal[False] | None = Field(None, description="Arguments can't be made to follow the schema.")
+    strict: OnlyFalse | None = Field(None, description="Arguments can't be made to follow the schema.")
 
 
 class Tool(StrictModel):
@@ -127,7 +127,7 @@ class ChatRequest(GenerationFields, TemplateFields):
     )
     modalities: list[Literal["text"]] | None = Field(None, max_length=1)
     metadata: dict[str, str] | None = Field(None, max_length=16, description="Labels of the client's own.")
-    store: Literal[False] | None = None
+    store: OnlyFalse | None = None
     service_tier: Literal["auto", "default"] | None = None
 
 

@@ -5,11 +5,11 @@ Some fields have one neutral value, which is taken because clients send it unask
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from pydantic import BaseModel, Field
 
-from minfer.serve.schema_sampling import SamplingFields, StrictModel
+from minfer.serve.schema_sampling import OnlyFalse, SamplingFields, StrictModel
 
 MAX_SAMPLES: Final = 128
 MAX_TOKENS: Final = 2**31 - 1
@@ -22,7 +22,7 @@ class StreamOptions(StrictModel):
     """What a stream holds besides the answer."""
 
     include_usage: bool = False
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: OnlyFalse | None = None
 
 
 class GenerationFields(SamplingFields):

@@ -27,7 +27,7 @@ class CompletionRequest(GenerationFields):
     max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="16 by default; 0 goes with echo.")
     echo: bool | None = Field(None, description="The prompt is part of the answer, and of its logprobs.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="So many alternatives for each token.")
-    best_of: Literal[1] | None = None
+    best_of: int | None = Field(None, ge=1, le=1)
     suffix: None = None
 
 

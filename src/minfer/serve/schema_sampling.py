@@ -10,9 +10,9 @@ import math
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
 from minfer.errors import ParameterError
 from minfer.sampling import SamplingParams
@@ -28,10 +28,17 @@ _OUR_NAMES: Final[Mapping[str, str]] = MappingProxyType(
 _OUR_STAGES: Final[Mapping[str, str]] = MappingProxyType({"typ_p": "typical_p"})
 
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INTEGER)]
-Bias = Annotated[
-    Annotated[float, Field(ge=-1000, le=1000)] | Literal[False],
-    Field(union_mode="left_to_right"),  # else 0 could be taken for False
-]
+
+
+def _require_false(value: bool) -> bool:
+    if value:
+        raise ValueError("must be false")
+    return value
+
+
+OnlyFalse = Annotated[bool, AfterValidator(_require_false), WithJsonSchema({"type": "boolean", "const": False})]
+"""`Literal[False]` would take 0 too."""
+Bias = Annotated[float, Field(ge=-1000, le=1000)] | OnlyFalse
 BiasPair = Annotated[tuple[TokenId, Bias], Field(strict=False)]  # JSON has no tuples
 Word = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -65,7 +72,7 @@ class SamplingFields(StrictModel):
     dry_allowed_length: int | None = Field(None, ge=1, le=_MAX_INTEGER)
     dry_penalty_last_n: int | None = Field(None, ge=-1, le=_MAX_INTEGER)
     dry_sequence_breakers: list[Word] | None = Field(None, max_length=64)
-    mirostat: Literal[0, 1, 2] | None = Field(None, description="Hold the surprise near mirostat_tau; 0 is off.")
+    mirostat: int | None = Field(None, ge=0, le=2, description="Hold the surprise near mirostat_tau; 0 is off.")
     mirostat_tau: float | None = Field(None, ge=0, le=100)
     mirostat_eta: float | None = Field(None, ge=0, le=1)
     samplers: list[Word] | None = Field(None, max_length=32, description="The stages, in their order.")
