@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from numpy.typing import NDArray
 
 from minfer.engine.kv_cache import KVSequence
-from minfer.engine.page_pool import PagePool, cells_of
+from minfer.engine.page_pool import PagePool, cells_of, pages_for
 from minfer.engine.prefix_cache import PrefixCache
 from minfer.errors import ContextError
 from minfer.graph import PAGE_SIZE
@@ -87,7 +87,9 @@ class KVMachine(RuleBasedStateMachine):
         except ContextError:
             assert sequence.pages == before
             if len(tokens) + n + n_spare <= N_CTX:
-                assert self.cache.n_sequences == 0  # nothing is kept while a live sequence has too little
+                at = len(tokens) // PAGE_SIZE
+                copies = len(tokens) % PAGE_SIZE > 0 and self.pool.is_shared(before[at])
+                self.check_full(pages_for(len(tokens) + n + n_spare) - len(before) + copies)
             return
         positions = np.arange(len(tokens), len(tokens) + n, dtype=np.int32)
         stores = np.arange(self.n_stores, self.n_stores + n)
@@ -117,14 +119,21 @@ class KVMachine(RuleBasedStateMachine):
         sequence, tokens = self.pick(index)
         start = min(start, len(tokens))
         end = min(start + n, len(tokens))
-        n_cold = sequence.n_cold
+        n_cold, before = sequence.n_cold, sequence.pages
         try:
             sequence.drop(start, end)
         except ContextError:
-            assert self.cache.n_sequences == 0
+            assert sequence.pages == before
+            written = before[start // PAGE_SIZE : pages_for(len(tokens) - (end - start))]
+            self.check_full(sum(self.pool.is_shared(page) for page in written))
             return
         del tokens[start:end]
         assert sequence.n_cold in (min(n_cold, start), len(tokens))
+
+    def check_full(self, n_wanted: int) -> None:
+        """A live sequence is refused pages only if there really are too few, and none that are only kept."""
+        assert self.cache.n_sequences == 0
+        assert n_wanted > self.pool.n_free
 
     @rule(index=INDICES, how=st.sampled_from(["free", "keep", "keep", "forget"]))
     def end(self, index: int, how: str) -> None:

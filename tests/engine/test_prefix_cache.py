@@ -16,7 +16,7 @@ from minfer.backends.reference import ReferenceBackend
 from minfer.engine.kv_cache import KVSequence
 from minfer.engine.page_pool import PagePool
 from minfer.engine.prefix_cache import PrefixCache
-from minfer.engine.runtime import Runtime
+from minfer.engine.runtime import Runtime, StepPart
 from minfer.engine.session import Extension, Session, extend_together
 from minfer.errors import ContextError, ParameterError
 from minfer.models import KVTypes
@@ -30,6 +30,12 @@ OTHER = np.random.default_rng(6).integers(0, 300, 150).tolist()
 
 class Copies:
     def copy_page(self, source: int, target: int) -> None:
+        pass
+
+    def check_movable(self) -> None:
+        pass
+
+    def move_rows(self, *_: object) -> None:
         pass
 
 
@@ -149,6 +155,20 @@ def test_live_sequences_get_the_pages_that_finished_ones_keep() -> None:
         live[0].reserve(129)
 
 
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_page_shared_with_a_kept_sequence_alone_needs_no_free_one(drops: bool) -> None:
+    """The kept sequence goes; its pages were all the live one's, so that none becomes free, and none is needed."""
+    kept = Kept(2, 2)
+    live = kept.live(range(100))
+    kept.cache.keep(live)
+    live.reserve(100)
+    if drops:
+        live.drop(70, 80)
+    else:
+        live.reserve(101)
+    assert (live.pages, kept.cache.n_sequences, kept.pool.n_free) == ((0, 1), 0, 0)
+
+
 def test_it_can_be_off() -> None:
     kept = Kept(4, 0)
     kept.finished([1, 2, 3])
@@ -262,6 +282,26 @@ def test_more_page_references_or_outputs_than_a_step_may_have_take_several(tiny_
                 fork.close()
 
 
+def test_a_step_gives_only_as_many_logits_as_it_may(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runtime, "max_outputs_per_step", 2)
+    with tiny_runtime(tiny_path(tiny_dir, "qwen3")) as run:
+        n_outputs: list[int] = []
+        step = run.step
+
+        def counted(parts: Sequence[StepPart]) -> np.ndarray:
+            n_outputs.append(sum(len(part.output_rows) for part in parts))
+            return step(parts)
+
+        monkeypatch.setattr(run, "step", counted)
+        sessions = [Session(run) for _ in range(6)]
+        got = extend_together([Extension(each, [i, 7], i != 1) for i, each in enumerate(sessions)])
+        assert n_outputs == [2, 2, 1]
+        for i, logits in enumerate(got):
+            assert logits is None if i == 1 else same_bits(logits, _cold_last(run, [i, 7]))
+        for session in sessions:
+            session.close()
+
+
 def test_what_cannot_step_together(tiny_dir: Path) -> None:
     assert extend_together([]) == []
     path = tiny_path(tiny_dir)
@@ -274,7 +314,8 @@ def test_what_cannot_step_together(tiny_dir: Path) -> None:
             with pytest.raises(ContextError):
                 extend_together([Extension(a, [1]), Extension(c, [1] * 300)])
             with pytest.raises(ParameterError, match="token id 300"):
-                extend_together([Extension(a, [1]), Extension(c, [300])])
+                extend_together([Extension(a, [1] * 70), Extension(c, [300])])
+        assert model._runtime.cache_usage().n_used_pages == 0  # what had been taken for the first is back
         with pytest.raises(ParameterError, match="session is closed"):
             extend_together([Extension(a, [1]), Extension(c, [1])])
         assert a.n_tokens == 0

@@ -83,10 +83,10 @@ class KVSequence:
             )
         with self._pool.lock:
             at, n_in_page = divmod(self.n_tokens, PAGE_SIZE)
-            copies = n_positions > self.n_tokens and n_in_page > 0 and self._pool.is_shared(self._pages[at])
+            writes = n_positions > self.n_tokens and n_in_page > 0
             missing = max(0, pages_for(n_positions) - len(self._pages))
-            if missing + copies == 0:
-                return
+            self._pool.make_room(missing + (writes and self._pool.is_shared(self._pages[at])))
+            copies = writes and self._pool.is_shared(self._pages[at])
             new = self._pool.take(missing + copies)
             if copies:
                 try:
@@ -182,7 +182,8 @@ class KVSequence:
         self._contents.check_movable()
         n_after = self.n_tokens - (end - start)
         old, first = list(self._pages), start // PAGE_SIZE
-        shared = [i for i in range(first, pages_for(n_after)) if self._pool.is_shared(old[i])]
+        self._pool.make_room(len(self._shared(first, pages_for(n_after))))
+        shared = self._shared(first, pages_for(n_after))
         fresh = self._pool.take(len(shared))
         new = list(old)
         for index, page in zip(shared, fresh, strict=True):
@@ -201,6 +202,10 @@ class KVSequence:
         self._pages[:] = new[: pages_for(n_after)]
         del self._tokens[start:end]
         self._pool.give_back([*(old[i] for i in shared), *old[pages_for(n_after) :]])
+
+    def _shared(self, start: int, end: int) -> list[int]:
+        """Which of a range of its pages have other owners, by index."""
+        return [i for i in range(start, end) if self._pool.is_shared(self._pages[i])]
 
     def free(self) -> None:
         """Gives all pages back; the sequence is empty afterwards."""

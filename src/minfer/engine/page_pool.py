@@ -60,9 +60,17 @@ class PagePool:
         return self._n_owners[page]
 
     def when_short(self, reclaim: Callable[[int], object]) -> None:
-        """Sets what `take` calls with the number of free pages that it wants, where there are fewer: it may give back
+        """Sets what is called with the number of free pages that are wanted, where there are fewer: it may give back
         pages that are only kept in case they are of use."""
         self._reclaim = reclaim
+
+    def make_room(self, n_pages: int) -> None:
+        """Has pages given back that are only kept in case they are of use, where fewer than `n_pages` are free. Pages
+        that were shared may have a single owner afterwards."""
+        with self.lock:
+            self._collect()
+            if n_pages > len(self._free) and self._reclaim is not None:
+                self._reclaim(n_pages)
 
     def take(self, n_pages: int) -> list[int]:
         """Takes pages, the lowest free ones first.
@@ -71,9 +79,7 @@ class PagePool:
             ContextError: there are not that many.
         """
         with self.lock:
-            self._collect()
-            if n_pages > len(self._free) and self._reclaim is not None:
-                self._reclaim(n_pages)
+            self.make_room(n_pages)
             if n_pages > len(self._free):
                 used = self.n_pages - len(self._free)
                 raise ContextError(

@@ -15,7 +15,7 @@ from minfer.engine.kv_cache import KVSequence
 from minfer.engine.page_pool import pages_for
 from minfer.engine.runtime import Runtime, StepPart, check_tokens
 from minfer.engine.session_file import load_sequence, save_sequence
-from minfer.errors import ContextError, ParameterError
+from minfer.errors import ContextError, MinferError, ParameterError
 
 ProgressCallback = Callable[[int, int], None]
 """Called with (tokens done, tokens in all) while a prompt is read."""
@@ -225,11 +225,16 @@ def extend_together(extensions: Sequence[Extension]) -> list[NDArray[np.float32]
     runtime = extensions[0].session._runtime
     if len({id(each.session) for each in extensions}) < len(extensions):
         raise ParameterError("a session can take part in a step only once")
+    if any(each.session._runtime is not runtime for each in extensions):
+        raise ParameterError("sessions of different models can't take a step together")
     with runtime.lock:
-        for each in extensions:
-            if each.session._runtime is not runtime:
-                raise ParameterError("sessions of different models can't take a step together")
-            each.session._prepare(each.tokens)
+        try:
+            for each in extensions:
+                each.session._prepare(each.tokens)
+        except MinferError:
+            for each in extensions:
+                each.session._sequence.truncate(each.session.n_tokens)
+            raise
     results: list[NDArray[np.float32] | None] = [None] * len(extensions)
     left = [(index, list(each.tokens)) for index, each in enumerate(extensions)]
     while left:
