@@ -65,9 +65,10 @@ def test_every_target(head_dim: int, value_dim: int, k_type: GGMLType, v_type: G
 
 @pytest.mark.parametrize(("head_dim", "value_dim", "k_type", "v_type"), [(32, 32, Q8_0, Q8_0), (12, 40, F32, F16)])
 def test_the_interpreter(head_dim: int, value_dim: int, k_type: GGMLType, v_type: GGMLType) -> None:
-    """Every access is checked: also that the memory that is asked for is large enough."""
+    """Every access is checked: also that the memory that is asked for is large enough, and that no page is looked up
+    after the last one, which a token sees to its end."""
     shape = shape_of(head_dim, value_dim, k_type, v_type)
-    step = make_step(replace(shape, n_heads=2), [62, 66, 3], starts=[0, 0, 1], pages=[1, 0, 2])
+    step = make_step(replace(shape, n_heads=2), [62, 66, 64], starts=[0, 0, 2], pages=[1, 0, 2])
     assert step.shape.min_run == 2
     want = by_tiles(step)
     assert same_bits(want, by_tiles(step, running_on(INTERPRETER)))

@@ -214,9 +214,10 @@ def test_the_interpreter_gives_the_same_bits(name: str) -> None:
             continue  # the same as direct, with more tokens
         y = np.full((2, 17), np.nan, np.float32)
         addresses = [array.ctypes.data for array in (case.packed, case.records, y)]
-        block = np.array([addresses[0], 0, addresses[1], addresses[2], 0, 17, 2, 1, 2], np.int64)
-        scratch = aligned_zeros(case.shape.unpacked_panel_bytes)
-        for chunk in range(n_chunks_of(path, 2, 2)):
+        block = np.array([addresses[0], 0, addresses[1], addresses[2], 0, 17, 2, 3, 1], np.int64)
+        # One part, which would have room for more panels than there are.
+        scratch = aligned_zeros(2 * case.shape.unpacked_panel_bytes)
+        for chunk in range(n_chunks_of(path, 1, 2)):
             arrays = [case.packed, case.records, y]
             interpret(kernel_of(path, case.shape), block, step, chunk, scratch, buffers=arrays)
         assert same_bits(y, want), path
