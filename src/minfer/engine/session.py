@@ -97,8 +97,9 @@ class Session:
 
     def fork(self) -> Session:
         """Another session that goes on from here by itself. Both share what has been computed so far."""
-        self._check_open()
-        return Session(self._runtime, sequence=self._sequence.fork())
+        with self._runtime.lock:
+            self._check_open()
+            return Session(self._runtime, sequence=self._sequence.fork())
 
     def truncate(self, n_tokens: int) -> None:
         """Forgets all but the first tokens.
@@ -106,8 +107,9 @@ class Session:
         Raises:
             ParameterError: there are not that many.
         """
-        self._check_open()
-        self._sequence.truncate(n_tokens)
+        with self._runtime.lock:
+            self._check_open()
+            self._sequence.truncate(n_tokens)
 
     def drop(self, start: int, end: int) -> None:
         """Forgets the tokens start..end (`end` itself stays), and moves those after them to the positions that become
@@ -119,8 +121,9 @@ class Session:
             UnsupportedError: the model's keys can't be turned afterwards.
             ContextError: the cache has too few pages to move what other sessions share.
         """
-        self._check_open()
-        self._sequence.drop(start, end)
+        with self._runtime.lock:
+            self._check_open()
+            self._sequence.drop(start, end)
 
     def save(self, path: str | Path) -> None:
         """Writes the session to a file, from which `Session.load` goes on bit for bit.
