@@ -66,7 +66,7 @@ def test_every_answer_is_one_that_the_schema_promises(fuzzed: Running, name: str
     operation = OPERATIONS[name]
 
     @given(case=operation.as_strategy(generation_mode=mode))
-    @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
     def check(case: schemathesis.Case) -> None:
         case.call_and_validate(base_url=fuzzed.url, checks=CHECKS, timeout=TIMEOUT_S)
 

@@ -13,6 +13,7 @@ from minfer.cli.console import EXIT_INTERRUPTED, write_text
 from minfer.cli.inspect import inspect
 from minfer.cli.models import models
 from minfer.cli.run import run
+from minfer.cli.serve import serve
 
 app = typer.Typer(
     name="minfer",
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(chat)
+app.command()(serve)
 app.command()(inspect)
 app.command()(models)
 

@@ -8,5 +8,7 @@ from __future__ import annotations
 
 from minfer.serve.app import create_app
 from minfer.serve.config import Limits, ServerConfig
+from minfer.serve.lifecycle import Server, listen
+from minfer.serve.logs import configure_logging
 
-__all__ = ["Limits", "ServerConfig", "create_app"]
+__all__ = ["Limits", "Server", "ServerConfig", "configure_logging", "create_app", "listen"]

@@ -41,6 +41,7 @@ class ErrorBody(BaseModel):
     param: str | None = None
     code: str | None = None
     n_prompt_tokens: int | None = None
+    n_positions: int | None = None
     n_ctx: int | None = None
 
 
