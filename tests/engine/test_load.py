@@ -131,3 +131,14 @@ def test_a_misspelt_setting_is_noticed(tiny_dir: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("MINFER_BACKND", "reference")
     with pytest.raises(MinferError, match="MINFER_BACKND"):
         minfer.load(tiny_path(tiny_dir))
+
+
+@pytest.mark.parametrize("n_sequences", [1, 6])
+def test_the_cache_has_room_for_so_many_sequences(tiny_dir: Path, n_sequences: int) -> None:
+    with minfer.load(tiny_path(tiny_dir), n_ctx=128, n_sequences=n_sequences) as model:
+        assert model._runtime.cache_usage().n_pages == 2 * n_sequences
+
+
+def test_a_cache_for_no_sequence_is_refused(tiny_dir: Path) -> None:
+    with pytest.raises(ParameterError, match="n_sequences must be an integer of at least 1, not 0"):
+        minfer.load(tiny_path(tiny_dir), n_sequences=0)

@@ -103,7 +103,9 @@ def serve(
     opened: list[minfer.Model] = []
 
     def load() -> BatchEngine:
-        loaded = minfer.load(path, n_ctx, threads, backend, cache_type, progress=ProgressBar())
+        loaded = minfer.load(
+            path, n_ctx, threads, backend, cache_type, n_sequences=max(parallel, 1), progress=ProgressBar()
+        )
         opened.append(loaded)
         engine = loaded.batch_engine(name, max_active=parallel, max_queued=queue)
         _say(f"{name} is ready")

@@ -16,7 +16,7 @@ from minfer.engine.model import Model
 from minfer.engine.model_identity import ModelIdentity
 from minfer.engine.plan import ExecutionPlan
 from minfer.engine.prefix_cache import DEFAULT_MAX_BYTES
-from minfer.engine.runtime import Runtime, step_bounds
+from minfer.engine.runtime import DEFAULT_N_SEQUENCES, Runtime, step_bounds
 from minfer.errors import MinferWarning, ModelError, ParameterError
 from minfer.gguf import GGUFFile, open_gguf
 from minfer.hub import Progress, resolve_model
@@ -37,6 +37,7 @@ def load(
     backend: str | None = None,
     cache_type: str | None = None,
     *,
+    n_sequences: int = DEFAULT_N_SEQUENCES,
     prefix_cache_bytes: int = DEFAULT_MAX_BYTES,
     progress: Progress | None = None,
 ) -> Model:
@@ -49,6 +50,8 @@ def load(
         backend: by default `MINFER_BACKEND`, or the first of `minfer.backends.BACKEND_NAMES`.
         cache_type: the type of the KV cache, f32, f16 or q8_0, or of its keys and values, as in `k:f16,v:q8_0`; by
             default `MINFER_CACHE_TYPE`, or f32.
+        n_sequences: how many sequences of full length the KV cache has room for. Its memory is taken from the system
+            only as it is used.
         prefix_cache_bytes: how much of the KV cache finished sequences may keep, for prompts that begin like them; 0
             turns the reuse of prefixes off.
         progress: told about a download.
@@ -60,7 +63,7 @@ def load(
         ParameterError: a value out of its range.
     """
     settings = read_settings()
-    for name, value in (("n_ctx", n_ctx), ("threads", threads)):
+    for name, value in (("n_ctx", n_ctx), ("threads", threads), ("n_sequences", n_sequences)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ParameterError(f"{name} must be an integer of at least 1, not {value!r}")
     if isinstance(prefix_cache_bytes, bool) or not isinstance(prefix_cache_bytes, int) or prefix_cache_bytes < 0:
@@ -76,7 +79,7 @@ def load(
                 f"the tokenizer has {tokenizer.n_vocab} tokens, and token_embd.weight has {hparams.n_vocab} rows"
             )
         size = _context_size(n_ctx, hparams)
-        bounds = step_bounds(size)
+        bounds = step_bounds(size, n_sequences=n_sequences)
         lowered = lower(graph, PassContext((runner,), bounds))
         plan = ExecutionPlan(lowered, (runner,), FileWeights(file), bounds, n_threads=threads, progress=progress)
         runtime = Runtime(

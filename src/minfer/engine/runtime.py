@@ -21,7 +21,7 @@ from minfer.trace import Observer
 
 MAX_TOKENS_PER_STEP = 512
 MAX_OUTPUTS_PER_STEP = 64
-N_SEQUENCES = 4
+DEFAULT_N_SEQUENCES = 4
 """Sequences of full length that the cache has room for; their memory is taken from the system only as it is used."""
 
 
@@ -36,9 +36,11 @@ class StepPart:
     output_rows: Sequence[int]
 
 
-def step_bounds(n_ctx: int, max_tokens_per_step: int = MAX_TOKENS_PER_STEP) -> Bounds:
+def step_bounds(
+    n_ctx: int, max_tokens_per_step: int = MAX_TOKENS_PER_STEP, n_sequences: int = DEFAULT_N_SEQUENCES
+) -> Bounds:
     """The largest sizes of a step, and the size of the cache, for a context of `n_ctx`."""
-    n_pages = pages_for(n_ctx) * N_SEQUENCES
+    n_pages = pages_for(n_ctx) * n_sequences
     return {
         Symbol.N_TOKENS: max_tokens_per_step,
         Symbol.N_OUTPUTS: min(MAX_OUTPUTS_PER_STEP, max_tokens_per_step),
