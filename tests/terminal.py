@@ -20,7 +20,7 @@ from typing import Self
 import pyte
 
 COLUMNS, LINES = 100, 200
-PATIENCE_S = 60
+PATIENCE_S = 20
 """how long to wait for something before the test fails"""
 
 
@@ -84,8 +84,8 @@ class Terminal:
     def ask(self, entry: str) -> str:
         """Enters something at the prompt, waits for the next prompt, and gives what came between."""
         self.wait_for_prompt()
-        self.type(f"{entry}\r")
         n_before = self.text().count(">>>")
+        self.type(f"{entry}\r")
         self.wait_for(">>>", n_before + 1)
         return self.text().split(">>>")[-2].partition("\n")[2].strip("\n")
 

@@ -9,7 +9,7 @@ import typer
 
 import minfer
 from minfer.cli.chat_commands import COMMANDS, summary
-from minfer.cli.chat_input import Input, PipedInput, TerminalInput
+from minfer.cli.chat_input import open_input
 from minfer.cli.chat_loop import Chat
 from minfer.cli.chat_store import ChatStore
 from minfer.cli.console import EXIT_ERROR, Spinner, open_model, reports_errors
@@ -124,10 +124,8 @@ def _conversation(
 def _talk(model: Model, conversation: Conversation, store: ChatStore, *, keeps: bool) -> None:
     is_interactive = sys.stdin.isatty()
     chat = Chat(model, conversation, store, is_interactive=is_interactive, saves=is_interactive and keeps)
-    source: Input = PipedInput()
+    source = open_input(store if keeps else None, {name: command.words for name, command in COMMANDS.items()})
     if is_interactive:
-        words = {name: command.words for name, command in COMMANDS.items()}
-        source = TerminalInput(store if keeps else None, words)
         chat.say(f"minfer {minfer.__version__}, {model.name}, a context of {model.n_ctx} tokens")
         if conversation.messages:
             chat.say(f"going on with {summary(chat)}")

@@ -49,9 +49,8 @@ def run_command(chat: Chat, entry: str) -> None:
     name, _, argument = entry.partition(" ")
     command = COMMANDS.get(_ALIASES.get(name, name))
     if command is None:
-        raise ParameterError(
-            f"there is no command {name}; /help lists them, and // sends text that starts with a slash"
-        )
+        meant = _guess(name, COMMANDS)
+        raise ParameterError(f"there is no command {name}{meant}; /help lists them, // sends text that starts with a /")
     argument = argument.strip()
     if argument and not command.arguments:
         raise ParameterError(f"{name} takes nothing after it, and there is {argument!r}")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import Completer, NestedCompleter
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
+from prompt_toolkit.utils import is_dumb_terminal
 
 from minfer.cli.chat_store import ChatStore
 from minfer.cli.console import decoded, print_error
@@ -32,19 +34,28 @@ class Input(Protocol):
         ...
 
 
-class PipedInput:
+class LineInput:
     """Lines from stdin; several between triple quotes are one entry."""
 
+    def __init__(self, *, shows_prompt: bool = False) -> None:
+        """
+        Args:
+            shows_prompt: for a terminal that can do nothing but write lines.
+        """
+        self._shows_prompt = shows_prompt
+
     def read(self) -> str | None:
-        entry = self._line()
+        entry = self._line(_PROMPT)
         while entry is not None and is_open(entry):
-            line = self._line()
+            line = self._line(_CONTINUATION)
             if line is None:
                 break
             entry += f"\n{line}"
         return None if entry is None else unquoted(entry)
 
-    def _line(self) -> str | None:
+    def _line(self, prompt: str) -> str | None:
+        if self._shows_prompt:
+            print(prompt, end="", file=sys.stderr, flush=True)  # noqa: T201
         data = sys.stdin.buffer.readline()
         return decoded(data).rstrip("\r\n") if data else None
 
@@ -53,21 +64,17 @@ class TerminalInput:
     """A line editor with history and completion. Enter sends, Alt-Enter breaks the line, and so does Enter as long as
     triple quotes are open."""
 
-    def __init__(self, store: ChatStore | None, words: dict[str, Sequence[str]]) -> None:
+    def __init__(self, store: ChatStore | None, words: Mapping[str, Sequence[str]]) -> None:
         """
         Args:
-            store: where the history is; None keeps it in memory only.
-            words: what Tab completes: commands, each with its first arguments.
+            store, words: as for `open_input`.
         """
-        completer: Completer = NestedCompleter.from_nested_dict(
-            {command: dict.fromkeys(arguments) or None for command, arguments in words.items()}
-        )
         self._session: PromptSession[str] = PromptSession(
             _PROMPT,
             multiline=True,
             prompt_continuation=_CONTINUATION,
             history=_history(store),
-            completer=completer,
+            completer=_CommandCompleter(words),
             complete_while_typing=False,
             key_bindings=_keys(),
             # Answers that are piped somewhere have nothing of the editor in them.
@@ -79,6 +86,35 @@ class TerminalInput:
             return unquoted(self._session.prompt())
         except EOFError:
             return None
+
+
+class _CommandCompleter(Completer):
+    """Completes a command, and the first word after it."""
+
+    def __init__(self, words: Mapping[str, Sequence[str]]) -> None:
+        self._words = words
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
+        command, space, typed = document.text_before_cursor.partition(" ")
+        if space:
+            candidates: Iterable[str] = self._words.get(command, ())
+        else:
+            candidates, typed = (self._words if command.startswith("/") else ()), command
+        for candidate in candidates:
+            if candidate.startswith(typed):
+                yield Completion(candidate, -len(typed))
+
+
+def open_input(store: ChatStore | None, words: Mapping[str, Sequence[str]]) -> Input:
+    """The input for what stdin is: a terminal that can move its cursor, one that can't, or no terminal at all.
+
+    Args:
+        store: where the history is; None keeps it in memory only.
+        words: what Tab completes: commands, each with the words that may follow it.
+    """
+    if sys.stdin.isatty() and not is_dumb_terminal():
+        return TerminalInput(store, words)
+    return LineInput(shows_prompt=sys.stdin.isatty())
 
 
 def is_open(entry: str) -> bool:
