@@ -56,6 +56,56 @@ def test_stats_go_to_stderr(cli, tiny: Path) -> None:
     assert "prefill" not in done.stdout
 
 
+def test_stats_show_the_pipeline_the_cache_and_what_was_dropped(cli, tiny: Path) -> None:
+    options = ("--top-k", "5", "--typical-p", "0.9", "--min-p", "0", "--penalty-window", "8", "--presence-penalty", "1")
+    done = cli("run", "hello", "--raw", "-m", tiny, "-n", "60", "--ignore-eos", "--stats", *options, "--n-ctx", "40")
+    assert "sampling: penalties -> top_k -> typical_p -> top_p -> temperature -> draw" in done.stderr
+    # 3 layers x (keys + values) x 2 heads x 16 values x 4 bytes
+    assert "KV cache: 768 bytes a position, " in done.stderr
+    assert "dropped" not in done.stderr
+    done = cli(
+        "run", "hello", "--raw", "-m", tiny, "-n", "60", "--ignore-eos", "--stats", "--n-ctx", "40", "--context-shift"
+    )
+    assert "generated: 60 tokens; finish: length (max_tokens)" in done.stderr
+    assert "dropped from the context: 36 tokens" in done.stderr
+
+
+def test_every_sampling_parameter_reaches_the_sampler(cli, tiny: Path) -> None:
+    given = {
+        "temperature": 0.9,
+        "top_k": 9,
+        "seed": 5,
+        "repetition_penalty": 1.2,
+        "dry_multiplier": 0.5,
+        "xtc_probability": 0.3,
+        "top_n_sigma": 2.0,
+        "dynatemp_range": 0.2,
+        "min_keep": 2,
+    }
+    options = [text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    options += ["--logit-bias", "70=3", "--logit-bias", "71=-inf", "--dry-sequence-breaker", "x"]
+    options += ["--samplers", "logit_bias,penalties,dry,xtc,top_k,top_p,min_p,top_n_sigma,temperature"]
+    done = cli("run", "hello", "--raw", "-m", tiny, "-n", "20", "--ignore-eos", *options)
+    samplers = options[-1].split(",")
+    with minfer.load(tiny) as model:
+        more = {"logit_bias": {70: 3.0, 71: float("-inf")}, "dry_sequence_breakers": ["x"], "samplers": samplers}
+        want = model.generate("hello", max_tokens=20, ignore_eos=True, **given, **more)
+    assert (done.returncode, done.stdout) == (0, want.text.removesuffix("\n") + "\n")
+
+
+def test_several_samples(cli, tiny: Path) -> None:
+    options = ("--raw", "-m", tiny, "-n", "8", "--ignore-eos", "--seed", "3")
+    done = cli("run", "hello", *options, "--n-samples", "3")
+    with minfer.load(tiny) as model:
+        samples = model.samples("hello", 3, max_tokens=8, ignore_eos=True, seed=3, logprobs=0)
+    texts = [sample.text.removesuffix("\n") for sample in samples]
+    assert done.stdout == "".join(f"--- {i + 1} of 3, seed {3 + i}\n{text}\n" for i, text in enumerate(texts))
+    best = cli("run", "hello", *options, "--best-of", "3")
+    assert best.stdout.removesuffix("\n") == max(samples, key=lambda sample: sample.mean_logprob).text.removesuffix(
+        "\n"
+    )
+
+
 def test_the_full_context_is_told(cli, tiny: Path) -> None:
     done = cli("run", "hello", "--raw", "-m", tiny, "--n-ctx", "6", "-t", "0", "--ignore-eos")
     assert done.returncode == 0
@@ -100,6 +150,11 @@ def test_bad_models(cli, tmp_path: Path, name: str, message: str) -> None:
         (("--stop", ""), "stop must be non-empty strings", 1),
         (("--raw", "--system", "x"), "--system goes through the chat template", 1),
         (("--special",), "--special goes with --raw", 1),
+        (("--context-shift",), "--context-shift goes with --raw", 1),
+        (("--n-samples", "0"), "n must be an integer of at least 1", 1),
+        (("--n-samples", "2", "--best-of", "2"), "--n-samples shows every answer, and --best-of one", 1),
+        (("--logit-bias", "x"), "logit_bias is 'x'; it must be a token id and a number", 1),
+        (("--samplers", "magic"), "magic", 1),
         (("--n-ctx", "2"), "tokens do not fit into the context of 2", 1),
         (("--threads", "0"), "threads must be an integer of at least 1", 1),
         (("--backend", "gpu"), "backend 'gpu' is not supported", 1),

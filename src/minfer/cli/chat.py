@@ -28,8 +28,8 @@ from minfer.errors import ParameterError
 from minfer.settings import read_settings
 
 
-@with_sampling_options
 @reports_errors
+@with_sampling_options
 def chat(
     system: SystemOption = None,
     load: Annotated[

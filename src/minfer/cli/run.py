@@ -26,8 +26,8 @@ from minfer.errors import ParameterError
 __all__ = ["MODEL_HELP", "run"]
 
 
-@with_sampling_options
 @reports_errors
+@with_sampling_options
 def run(
     prompt: Annotated[
         str | None,
