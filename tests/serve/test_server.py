@@ -13,8 +13,10 @@ import httpx
 import pytest
 
 from minfer.errors import ModelError, ParameterError
+from minfer.sampling import SamplingParams
 from minfer.serve import Limits, ServerConfig, create_app
 from minfer.serve.auth import host_name, served_names
+from minfer.serve.engine_protocol import EngineClosedError, ServeRequest
 from minfer.serve.lifecycle import Server, listen
 from minfer.text import Tokenizer
 from serve_fake_engine import FakeEngine
@@ -129,8 +131,10 @@ def test_cross_origin_calls(guarded: Running, api: httpx.Client) -> None:
         for origin, allowed in (("https://friend.example", True), ("https://evil.example", False)):
             answer = client.options(CHAT, headers={"Origin": origin, **asked})
             assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
-            answer = client.post(CHAT, json=ASK, headers={"Origin": origin, **KEY})
-            assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
+            for key, status in ((KEY, 200), ({}, 401)):  # errors can be read from there too
+                answer = client.post(CHAT, json=ASK, headers={"Origin": origin, **key})
+                assert answer.status_code == status
+                assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
     answer = api.options(CHAT, headers={"Origin": "https://friend.example", **asked})
     assert answer.status_code == 405
     assert "access-control-allow-origin" not in answer.headers
@@ -175,6 +179,22 @@ def test_loading(qwen: Tokenizer) -> None:
         assert server.server.ready.wait(TIMEOUT_S)
         assert api.get("/health").status_code == 200
         assert api.post(CHAT, json=ASK).status_code == 200
+
+
+def test_stopping_does_not_wait_for_loading(qwen: Tokenizer) -> None:
+    may_load, engines = threading.Event(), []
+
+    def load() -> FakeEngine:
+        assert may_load.wait(TIMEOUT_S)
+        engines.append(FakeEngine(qwen))
+        return engines[0]
+
+    with running(ServerConfig(port=0), load, wait=False) as server:
+        server.stop()
+        may_load.set()
+        assert server.server.ready.wait(TIMEOUT_S)
+    with pytest.raises(EngineClosedError):
+        engines[0].submit(ServeRequest(prompt_tokens=(1,), sampling=SamplingParams(), max_tokens=1), print)
 
 
 def test_a_model_that_does_not_load() -> None:

@@ -43,6 +43,7 @@ def create_app(config: ServerConfig) -> FastAPI:
     names = served_names(config)
     if names is not None:
         app.add_middleware(HostGuard, names=names)
+    app.add_middleware(ErrorBoundary)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -51,7 +52,6 @@ def create_app(config: ServerConfig) -> FastAPI:
             allow_headers=["Authorization", "Content-Type"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    app.add_middleware(ErrorBoundary)
     endpoints = frozenset(route.path for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute))
     app.add_middleware(Observed, metrics=state.metrics, endpoints=endpoints)
     return app

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +78,7 @@ class ChatRun:
         """The answers, once all of them are over."""
         async for item in self._submission:
             match item:
-                case _, SampleDelta() as delta:
+                case _, SampleDelta() as delta if not self._choices[delta.sample].parser.is_over:
                     self._push(delta)
                 case _, SampleDone() as done:
                     self._finish(done)
@@ -89,7 +89,7 @@ class ChatRun:
             timings=self._account.timings(),
         )
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    async def stream(self) -> AsyncGenerator[bytes]:
         """The answers as server-sent events, as they come."""
         async for item in self._submission:
             match item:
@@ -100,7 +100,7 @@ class ChatRun:
                     if self._body.return_progress and report is not None:
                         empty = ChatChunkChoice(index=0, delta=AnswerDelta())
                         yield event(ChatChunk(**self._head, choices=[empty], prompt_progress=report))
-                case _, SampleDelta() as delta:
+                case _, SampleDelta() as delta if not self._choices[delta.sample].parser.is_over:
                     update = self._push(delta)
                     if update or delta.logprobs:
                         yield self._chunk(delta.sample, update, delta.logprobs)
@@ -114,8 +114,6 @@ class ChatRun:
 
     def _push(self, delta: SampleDelta) -> Update:
         choice = self._choices[delta.sample]
-        if choice.parser.is_over:
-            return Update()
         update = choice.parser.push(delta.text)
         choice.logprobs += delta.logprobs
         self._add(choice, update)

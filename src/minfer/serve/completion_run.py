@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -89,7 +89,7 @@ class CompletionRun:
             **self._head, choices=choices, usage=self._account.usage(), timings=self._account.timings()
         )
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    async def stream(self) -> AsyncGenerator[bytes]:
         """The answers as server-sent events, as they come."""
         async for item in self._submission:
             match item:

@@ -19,7 +19,6 @@ class Limits:
     """prompts in one completions request; not more than the engine's queue holds"""
     max_samples: int = 16
     """`n`; not more than the engine computes together"""
-    max_top_logprobs: int = 20
     max_stop_strings: int = 16
     head_timeout_s: float = 30.0
     """for a connection to say what it wants"""
@@ -45,7 +44,7 @@ class ServerConfig:
     """Everything about the server but the engine.
 
     Raises:
-        ParameterError: an API key that no client could send, or a host that is served to a network under no name.
+        ParameterError: an API key that no client could send.
     """
 
     host: str = "127.0.0.1"

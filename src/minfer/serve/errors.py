@@ -151,7 +151,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 class ErrorBoundary:
-    """The outermost layer: what no handler foresaw becomes an answer, and no traceback leaves the server."""
+    """Around all that may fail: what no handler foresaw becomes an answer, and no traceback leaves the server."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -50,6 +50,8 @@ class Server(uvicorn.Server):
             )
         )
         self._load_engine = load_engine
+        self._lock = threading.Lock()
+        self._has_ended = False
         self.load_error: Exception | None = None
         self.ready = threading.Event()
         """set when the engine is loaded, or could not be"""
@@ -66,6 +68,8 @@ class Server(uvicorn.Server):
                 loader.start()
                 self.run(sockets=[listener])
         finally:
+            with self._lock:
+                self._has_ended = True
             if self._state.engine is not None:
                 self._state.engine.close()
         if self.load_error is not None:
@@ -93,7 +97,12 @@ class Server(uvicorn.Server):
             self.load_error = error
             self.should_exit = True
         else:
-            self._state.set_engine(engine)
+            with self._lock:
+                comes_too_late = self._has_ended
+                if not comes_too_late:
+                    self._state.set_engine(engine)
+            if comes_too_late:
+                engine.close()
         self.ready.set()
 
     def _abort(self) -> None:

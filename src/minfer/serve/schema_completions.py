@@ -11,8 +11,9 @@ from minfer.serve.schema_sampling import TokenId
 
 DEFAULT_MAX_TOKENS: Final = 16
 MAX_LOGPROBS: Final = 20
+MAX_PROMPT_TOKENS: Final = 2**20
 
-TokenPrompt = Annotated[list[TokenId], Field(min_length=1, max_length=2**22)]
+TokenPrompt = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS)]
 
 
 class CompletionRequest(GenerationFields):

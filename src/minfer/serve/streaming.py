@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
@@ -62,7 +63,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, submission: Submission, events: AsyncIterator[bytes], send_timeout_s: float) -> None:
+    def __init__(self, submission: Submission, events: AsyncGenerator[bytes], send_timeout_s: float) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._submission = submission
@@ -77,8 +78,9 @@ class EventStream(Response):
     async def _send_all(self, scope: Scope, send: Send, watcher: asyncio.Future[None]) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            async for data in self._events:
-                await self._send(send, data)
+            async with contextlib.aclosing(self._events) as events:
+                async for data in events:
+                    await self._send(send, data)
         except ClientGoneError:
             raise
         except Exception as error:  # noqa: BLE001  # the status is out already: the stream is where it can be told

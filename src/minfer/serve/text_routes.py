@@ -13,6 +13,7 @@ from minfer.serve.json_body import JsonRoute
 from minfer.serve.openapi import BODY_ERRORS
 from minfer.serve.schema_chat import Messages, TemplateFields
 from minfer.serve.schema_common import Text
+from minfer.serve.schema_completions import MAX_PROMPT_TOKENS
 from minfer.serve.schema_sampling import StrictModel, TokenId
 from minfer.serve.state import server_state
 
@@ -44,7 +45,7 @@ class TokenizeResponse(BaseModel):
 class DetokenizeRequest(StrictModel):
     """Tokens to be made text."""
 
-    tokens: Annotated[list[TokenId], Field(max_length=2**22)]
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS)]
 
 
 class DetokenizeResponse(BaseModel):
