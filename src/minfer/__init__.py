@@ -9,9 +9,12 @@ Exceptions are in `minfer.errors`; all derive from `MinferError`.
 """
 
 from minfer.engine import (
+    Conversation,
+    Delta,
     FinishReason,
     Generation,
     Model,
+    SampleStream,
     Session,
     Stats,
     StopCause,
@@ -25,10 +28,13 @@ from minfer.text import Tokenizer
 __version__ = "0.1.0"
 
 __all__ = [
+    "Conversation",
+    "Delta",
     "FinishReason",
     "Generation",
     "MinferError",
     "Model",
+    "SampleStream",
     "Session",
     "Stats",
     "StopCause",

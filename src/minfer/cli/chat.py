@@ -127,7 +127,7 @@ def _talk(model: Model, conversation: Conversation, store: ChatStore, *, keeps: 
     source = open_input(store if keeps else None, {name: command.words for name, command in COMMANDS.items()})
     if is_interactive:
         chat.say(f"minfer {minfer.__version__}, {model.name}, a context of {model.n_ctx} tokens")
-        if conversation.messages:
+        if any(message["role"] != "system" for message in conversation.messages):
             chat.say(f"going on with {summary(chat)}")
         chat.say("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
     try:
