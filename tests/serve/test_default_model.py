@@ -1,8 +1,9 @@
-"""The official client on the default model: what the server says is what the engine says, alone or in company."""
+"""The official client on real models: what the server says is what the engine says, alone or in company."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 import minfer
 from minfer.serve import ServerConfig
-from real_models import default_model
+from real_models import default_model, large_model
 from serve_running import TIMEOUT_S, Running, metric, running
 
 pytestmark = pytest.mark.default_model
@@ -128,3 +129,31 @@ def test_clients_that_vanish_leave_nothing(served: Running) -> None:
                 break
         assert metric(text, "minfer_kv_pages", state="used") == 0
         assert metric(text, "minfer_active_requests") == 0
+
+
+@pytest.mark.large_model
+def test_a_model_calls_a_tool_and_tells_its_answer() -> None:
+    """The loop of tools, on a model that was trained for it."""
+    tool: Any = {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather in a city.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    options: Any = {"model": "qwen", "tools": [tool], "temperature": 0, "max_tokens": 60}
+    with (
+        minfer.load(large_model(), n_ctx=1024) as model,
+        running(ServerConfig(port=0), lambda: model.batch_engine("qwen")) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client,
+    ):
+        first = client.chat.completions.create(messages=messages, **options).choices[0]
+        assert first.finish_reason == "tool_calls"
+        assert first.message.tool_calls
+        call: Any = first.message.tool_calls[0]
+        assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
+        messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": "It is snowing."}]
+        second = client.chat.completions.create(messages=messages, **options | {"tool_choice": "none"}).choices[0]
+    assert "snow" in (second.message.content or "")

@@ -208,7 +208,7 @@ def test_a_model_that_does_not_load() -> None:
 
 def test_an_address_that_is_taken(server: Running) -> None:
     with pytest.raises(ParameterError, match=f"port {server.port}"):
-        listen(ServerConfig(port=server.port)).listen()
+        listen(ServerConfig(port=server.port))
 
 
 @pytest.mark.parametrize("stream", [False, True])

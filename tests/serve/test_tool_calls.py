@@ -73,11 +73,24 @@ def test_tagged(text: str, content: str, calls: list[ParsedCall], size: int) -> 
         ('{"colour": "red"}',) * 2 + ([],),
         ("[1, 2]",) * 2 + ([],),
         ("[" * 3000,) * 2 + ([],),
+        ('```json\n{"name": "add", "arguments": {"a": 1}}\n```', "", [PARSED]),
+        ('```\n{"name": "add", "arguments": {"a": 1}}\n{"name": "sub"}\n```\n', "", [PARSED, ParsedCall("sub", "{}")]),
+        ('```json\n{"colour": "red"}\n```',) * 2 + ([],),
+        ("```python\nprint()\n```",) * 2 + ([],),
+        ('{{"name": "add", "arguments": {"a": 1}}}', "", [PARSED]),
+        ("{{x}}",) * 2 + ([],),
         ("", "", []),
     ],
 )
-def test_bare_json(text: str, content: str, calls: list[ParsedCall], size: int) -> None:
-    assert parse(ToolFormat.BARE_JSON, text, size) == (content, calls)
+@pytest.mark.parametrize("form", ToolFormat)
+def test_bare_json(form: ToolFormat, text: str, content: str, calls: list[ParsedCall], size: int) -> None:
+    assert parse(form, text, size) == (content, calls)
+
+
+@pytest.mark.parametrize("start", ["Text", "```python\nx", "```json\nnot", "<b>"])
+def test_what_can_be_no_call_is_not_held_back(start: str) -> None:
+    for form in ToolFormat:
+        assert call_parser(form, ["add"]).push(start) == [start]
 
 
 def test_without_tools_everything_is_text() -> None:

@@ -111,12 +111,13 @@ def serve(
         _say(f"{name} is ready")
         return engine
 
+    server = Server(create_app(config), load)
     listener = listen(config)
     configure_logging(log_requests=log_requests)
     shown = f"[{host}]" if ":" in host else host
     _say(f"listening on http://{shown}:{listener.getsockname()[1]}")
     try:
-        Server(create_app(config), load).run_until_stopped(listener)
+        server.run_until_stopped(listener)
     finally:
         for loaded in opened:
             loaded.close()

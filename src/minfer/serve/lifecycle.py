@@ -112,7 +112,7 @@ class Server(uvicorn.Server):
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """A socket at the address of the configuration, not yet listening.
+    """A socket that listens at the address of the configuration.
 
     Raises:
         ParameterError: there is no such address here, or something listens there already.
@@ -126,6 +126,7 @@ def listen(config: ServerConfig) -> socket.socket:
             if os.name == "posix":  # elsewhere it would let several servers share the port
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
+            listener.listen()
         except OSError:
             listener.close()
             raise

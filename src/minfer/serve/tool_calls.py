@@ -2,7 +2,8 @@
 
 Two forms are read. *Tagged*, of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, anywhere
 in the answer. *Bare JSON*, of Llama 3 and Mistral: the whole answer is one or several objects with `name` and
-`parameters` or `arguments`. What looks like a call and can't be read as one stays text.
+`parameters` or `arguments`. Small models that were taught tags forget them, so bare JSON is read there too, as are the
+code fence and the doubled braces that Qwen2.5-Coder puts around it. What can't be read as a call stays text.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from minfer.serve.marks import n_held
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
+_FENCE: Final = "```"
 
 
 class ToolFormat(Enum):
@@ -71,9 +73,9 @@ def call_parser(form: ToolFormat | None, names: Collection[str]) -> CallParser:
     """A parser for one answer; None reads no calls. `names` are the tools that there are."""
     match form:
         case ToolFormat.TAGGED:
-            return TaggedCalls()
+            return BareCalls(names, TaggedCalls())
         case ToolFormat.BARE_JSON:
-            return BareCalls(names)
+            return BareCalls(names, NoCalls())
         case None:
             return NoCalls()
 
@@ -134,32 +136,49 @@ class TaggedCalls:
 
 
 class BareCalls:
-    """The answer is calls and nothing else, or it is text. Only tools that exist are called."""
+    """The answer is calls of tools that exist and nothing else, or it is left to another parser."""
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], otherwise: CallParser) -> None:
         self._names = frozenset(names)
-        self._held = ""
-        self._is_text = False
+        self._otherwise = otherwise
+        self._held: str | None = ""
+        """the answer so far; None once it has turned out to be something else"""
 
     def push(self, text: str) -> list[Piece]:
+        if self._held is None:
+            return self._otherwise.push(text)
         self._held += text
-        start = self._held.lstrip()
-        if start and not start.startswith(("{", "[")):
-            self._is_text = True
-        return self._release() if self._is_text else []
+        if _may_be_bare(self._held.lstrip()):
+            return []
+        held, self._held = self._held, None
+        return self._otherwise.push(held)
 
     def finish(self) -> list[Piece]:
-        values = _read_values(self._held)
-        calls = [_as_call(value) for value in values or ()]
+        if self._held is None:
+            return self._otherwise.finish()
+        calls = [_as_call(value) for value in _bare_values(self._held) or ()]
         known = [call for call in calls if call is not None and call.name in self._names]
-        if not known or len(known) < len(calls):
-            return self._release()
-        self._held = ""
-        return list(known)
+        if known and len(known) == len(calls):
+            return list(known)
+        return [*self._otherwise.push(self._held), *self._otherwise.finish()]
 
-    def _release(self) -> list[Piece]:
-        text, self._held = self._held, ""
-        return [text] if text else []
+
+def _may_be_bare(start: str) -> bool:
+    """Whether an answer that begins so may be calls and nothing else."""
+    if start.startswith(_FENCE):
+        language, line_end, code = start.removeprefix(_FENCE).partition("\n")
+        return "json".startswith(language.strip()) and (not line_end or _may_be_bare(code.lstrip()))
+    return not start or start.startswith(("{", "[")) or _FENCE.startswith(start)
+
+
+def _bare_values(text: str) -> list[Any] | None:
+    text = text.strip()
+    if text.startswith(_FENCE) and text.endswith(_FENCE):
+        text = text.removesuffix(_FENCE).partition("\n")[2].strip()
+    values = _read_values(text)
+    if values is None and text.startswith("{{") and text.endswith("}}"):
+        return _read_values(text[1:-1])
+    return values
 
 
 def _no_constant(name: str) -> Any:
