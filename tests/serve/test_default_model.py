@@ -98,9 +98,11 @@ def test_scores_are_those_of_the_logits(client: openai.OpenAI, model: minfer.Mod
         assert lists.token_logprobs[place + 1] == pytest.approx(want, abs=1e-6)
         is_likeliest = lists.token_logprobs[place + 1] == max(lists.top_logprobs[place + 1].values())
         assert is_likeliest == (row[token] == row.max())
-    by_ids = client.completions.create(model="smol", prompt=ids, echo=True, logprobs=1, max_tokens=0)
-    assert by_ids.choices[0].logprobs is not None
-    assert by_ids.choices[0].logprobs.token_logprobs == lists.token_logprobs[:-1]
+    by_ids = client.completions.create(model="smol", prompt=ids, echo=True, logprobs=1, max_tokens=0, n=2)
+    assert len(by_ids.choices) == 2
+    for choice in by_ids.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs == lists.token_logprobs[:-1]
 
 
 def test_refusals(client: openai.OpenAI) -> None:

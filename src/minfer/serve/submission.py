@@ -53,9 +53,9 @@ class Submission:
             self.cancel()
             raise
 
-    def cancel(self, prompt: int | None = None) -> None:
-        """Cancels one prompt, or all."""
-        for handle in self._handles if prompt is None else [self._handles[prompt]]:
+    def cancel(self) -> None:
+        """Cancels what is not over yet."""
+        for handle in self._handles:
             handle.cancel()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Event] | None]:
