@@ -15,7 +15,8 @@ import pytest
 from minfer.cli.chat_commands import COMMANDS
 from minfer.cli.chat_input import LineInput, is_open, unquoted
 from minfer.cli.chat_store import ChatStore
-from minfer.cli.chat_view import AnswerView, printable
+from minfer.cli.chat_view import AnswerView
+from minfer.cli.console import printable
 from minfer.cli.interrupts import Interrupts
 from minfer.cli.parameters import DEFAULTS, PARAMETERS, parse_value, shown_value
 from minfer.engine import AnswerPart, SamplingOptions

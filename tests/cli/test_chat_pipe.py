@@ -12,6 +12,7 @@ import pytest
 
 from chain_model import END_THINK, THINK, write_chain
 from chat_templates import CHATML, THINKING
+from edited_gguf import edited
 
 
 @pytest.fixture(scope="session")
@@ -88,6 +89,13 @@ def test_the_context_is_told_of(cli, models: Path) -> None:
     assert done.returncode == 1
     assert "(stopped: the context of 100 tokens is full" in done.stderr
     assert "error: the conversation has 1" in done.stderr
+
+
+def test_a_model_without_a_template_says_so_before_anything_is_asked(cli, models: Path) -> None:
+    bare = edited(models / "yes.gguf", models / "bare.gguf", {"tokenizer.chat_template": None})
+    done = chat(cli, bare, stdin="")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "error: the model has no chat template" in done.stderr
 
 
 def test_ctrl_c_ends_a_piped_chat_and_shows_what_there_is(models: Path) -> None:

@@ -95,6 +95,9 @@ def chat(
     spinner = Spinner("opening the model")
     try:
         with open_model(model, n_ctx, threads, backend, cache_type, spinner) as loaded:
+            loaded.tokenizer.apply_template(
+                [{"role": "user", "content": "Hello"}]
+            )  # a model that can't chat says so now
             store = ChatStore(read_settings().cache_dir, loaded.fingerprint)
             with _conversation(loaded, store, load, continues, cast(ChatOptions, options)) as conversation:
                 if system is not None:

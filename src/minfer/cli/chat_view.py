@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import sys
 
 from rich.console import Console
 
-from minfer.cli.console import write_text
+from minfer.cli.console import printable, write_text
 from minfer.engine import AnswerPart
 from minfer.engine.thinking import CLOSE_TAG, OPEN_TAG
 
 _DIM, _NOT_DIM = "\x1b[2m", "\x1b[22m"
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-def printable(text: str) -> str:
-    """Text from a model without control characters, which could move a terminal's cursor or worse; tabs and line
-    breaks stay."""
-    return _CONTROLS.sub("\ufffd", text)
 
 
 class AnswerView:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import threading
 import warnings
@@ -24,6 +25,7 @@ EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
 EXIT_CLOSED_PIPE = 141
 _SILENT_S = 1.0
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 P = ParamSpec("P")
 
@@ -66,6 +68,12 @@ def write_text(text: str, end: str = "") -> None:
         encoding = stream.encoding or "utf-8"
         stream.write(data.encode(encoding, "replace").decode(encoding))
     stream.flush()
+
+
+def printable(text: str) -> str:
+    """Text from a model without control characters, which could move a terminal's cursor or worse; tabs and line
+    breaks stay."""
+    return _CONTROLS.sub("\ufffd", text)
 
 
 def read_stdin() -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from minfer.cli.console import Spinner, open_model, read_stdin, reports_errors, write_text
+from minfer.cli.console import Spinner, open_model, printable, read_stdin, reports_errors, write_text
 from minfer.cli.options import (
     MODEL_HELP,
     BackendOption,
@@ -126,7 +126,7 @@ def _show(model: Model, stream: TextStream, spinner: Spinner, stats: bool) -> No
     try:
         for piece in stream:
             spinner.stop()
-            write_text(piece)
+            write_text(printable(piece) if sys.stdout.isatty() else piece)
     except KeyboardInterrupt:
         ended = False
         raise
@@ -154,7 +154,8 @@ def _show_samples(model: Model, samples: SampleStream, spinner: Spinner, *, only
         for index, result in enumerate(results):
             if not only_best:
                 write_text(f"--- {index + 1} of {len(results)}, seed {result.stats.seed}", "\n")
-            write_text(result.text, "" if result.text.endswith("\n") else "\n")
+            text = printable(result.text) if sys.stdout.isatty() else result.text
+            write_text(text, "" if result.text.endswith("\n") else "\n")
             _report(stats_lines(model, result, samples.stages) if stats else [end_notice(result)])
 
 

@@ -5,6 +5,7 @@ A turn is a question with everything up to the next one. The system prompt and t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -89,14 +90,20 @@ class ChatContext:
             n_forgotten: how many of them are not in it already.
             n_after: tokens of the answer that stand behind it in the context.
         """
-        fitted = None
-        for n in _turn_starts(messages):
-            if n > n_forgotten:
-                transcript, gone = without(self.tokenizer, whole, self.render(messages, n))
-                fitted = Fitted(transcript, n, whole, gone)
-                if transcript.n_tokens + n_after <= self.n_wanted:
-                    break
-        return fitted if fitted and fitted.transcript.n_tokens + n_after <= self.n_ctx else None
+        candidates = [n for n in _turn_starts(messages) if n > n_forgotten]
+        if not candidates:
+            return None
+
+        def cut(n: int) -> Fitted:
+            transcript, gone = without(self.tokenizer, whole, self.render(messages, n))
+            return Fitted(transcript, n, whole, gone)
+
+        def is_enough(n: int) -> bool:
+            return cut(n).transcript.n_tokens + n_after <= self.n_wanted
+
+        index = bisect_left(candidates, True, key=is_enough)  # the more turns go, the shorter it is
+        fitted = cut(candidates[min(index, len(candidates) - 1)])
+        return fitted if fitted.transcript.n_tokens + n_after <= self.n_ctx else None
 
     def _error(self, whole: Transcript, messages: Sequence[Message], n_forgotten: int) -> ContextError:
         last = max(_turn_starts(messages), default=0)

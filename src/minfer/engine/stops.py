@@ -34,7 +34,7 @@ class StopMatcher:
             _, start, self.matched = min((start + len(stop), start, stop) for start, stop in starts)
             safe, self._held = self._held[:start], ""
             return safe
-        n_held = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        n_held = max((overlap(self._held, stop) for stop in self._stops), default=0)
         n_safe = len(self._held) - n_held
         safe, self._held = self._held[:n_safe], self._held[n_safe:]
         return safe
@@ -45,7 +45,7 @@ class StopMatcher:
         return safe
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """The length of the longest end of `text` that is a proper beginning of `stop`."""
     for n in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:n]):

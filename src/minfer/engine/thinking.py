@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from minfer.engine.stops import overlap
+
 OPEN_TAG, CLOSE_TAG = "<think>", "</think>"
 
 
@@ -69,7 +71,7 @@ class ThinkingSplitter:
                 thought, tag, rest = text.partition(CLOSE_TAG)
                 if tag:
                     return self._step(_State.BETWEEN, thought, rest, is_thinking=True)
-                n_safe = len(text) - _overlap(text, CLOSE_TAG)
+                n_safe = len(text) - overlap(text, CLOSE_TAG)
                 return self._step(_State.THINKING, text[:n_safe], text[n_safe:], is_thinking=True) if n_safe else None
             case _State.BETWEEN:
                 start = text.lstrip()
@@ -100,8 +102,3 @@ def split_thinking(text: str, starts_inside: bool = False) -> tuple[str, str]:
 def opens_thinking(prompt: str) -> bool:
     """Whether a prompt ends with the start of a thinking block."""
     return prompt.rstrip().endswith(OPEN_TAG)
-
-
-def _overlap(text: str, tag: str) -> int:
-    """The length of the longest end of `text` that is a proper beginning of `tag`."""
-    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)
