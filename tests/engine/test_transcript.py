@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chat_templates import CHATML, INST, NUMBERED, OPENED_THINKING, THINKING, TRIMMING
 from minfer.engine.transcript import Transcript, common_prefix, follow, without
@@ -249,3 +251,44 @@ def test_common_prefix() -> None:
     assert common_prefix([1, 2, 3], [1, 2, 4]) == 2
     assert common_prefix([1, 2], [1, 2, 3]) == 2
     assert common_prefix([], [1]) == 0
+
+
+TEXTS = st.lists(st.sampled_from([*"ab \né😀", "<|im_end|>", "<|im_"]), max_size=6).map("".join)
+BYTE_TOKENIZERS = {
+    template: byte_tokenizer(template, add_bos_token=True, bos_token_id=HIDDEN)
+    for template in (CHATML, TRIMMING, THINKING, OPENED_THINKING, INST, NUMBERED)
+}
+
+
+@given(
+    st.sampled_from(list(BYTE_TOKENIZERS)),
+    st.lists(st.tuples(st.sampled_from(["ask", "undo", "regenerate", "forget"]), TEXTS, TEXTS), max_size=8),
+)
+@settings(deadline=None, max_examples=300, derandomize=True)
+def test_whatever_happens_the_tokens_are_those_of_the_text(template: str, actions: list[tuple[str, str, str]]) -> None:
+    tokenizer = BYTE_TOKENIZERS[template]
+    messages: list[dict[str, str]] = []
+    past = Transcript()
+    for action, question, answer in actions:
+        if action == "undo" or (action == "regenerate" and not messages):
+            messages = messages[:-2]
+        elif action == "regenerate":
+            messages = messages[:-1]
+        if action == "forget" and len(messages) >= 4:
+            whole = follow(tokenizer, past, rendered(tokenizer, *messages, user(question)))
+            prompt = rendered(tokenizer, *messages[2:], user(question))
+            shorter, gone = without(tokenizer, whole, prompt)
+            assert shorter.text == prompt
+            if gone:
+                assert shorter.tokens == whole.tokens[: gone.start] + whole.tokens[gone.stop :]
+            messages, past = messages[2:], shorter
+        if not messages or messages[-1]["role"] == "assistant":
+            messages = [*messages, user(question)]
+        prompt = rendered(tokenizer, *messages)
+        transcript = follow(tokenizer, past, prompt)
+        assert transcript.text == prompt
+        # Every byte is a token, so there is only one way to tokenise a text.
+        pieces = tokenizer.pieces(prompt)
+        assert list(transcript.tokens) == tokenizer.with_bos([token for piece in pieces for token in piece.tokens])
+        past = transcript.answered(tokenizer, answer.encode())
+        messages = [*messages, assistant(answer)]
