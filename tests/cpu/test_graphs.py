@@ -56,6 +56,23 @@ def test_a_decoder() -> None:
     check(dense_graph())
 
 
+@pytest.mark.parametrize("poison", [True, False])
+def test_what_is_not_needed_any_more_becomes_nan_where_that_is_asked_for(poison: bool) -> None:
+    """What the tests with NaN in memory rest on."""
+    lowered = lower(dense_graph(), PassContext((CpuBackend(),), BOUNDS))
+    segments = (range(len(lowered.nodes)),)
+    program = CpuBackend().compile(CompileRequest(lowered, segments, RandomWeights(lowered), BOUNDS, 1, poison=poison))
+    program.run(0, step_inputs(), ())
+    (logits,) = lowered.outputs.values()
+    assert lowered.memory is not None
+    place = lowered.memory.placements[logits]
+    rest = program._arena._memory.copy()
+    rest[place.offset : place.offset + place.n_bytes] = 0xFF
+    assert np.isfinite(program.read(logits, step_inputs())).all()
+    assert np.isnan(rest.view(np.float32)).all() == poison
+    program.close()
+
+
 def rotations(*ropes: Rope) -> Graph:
     """One value turned by each, and the sum of all."""
     b = GraphBuilder()
