@@ -266,6 +266,15 @@ def test_a_regeneration_that_is_stopped_at_once_leaves_the_answer(chat: minfer.C
     assert chat.messages == messages
 
 
+def test_a_message_that_has_no_answer_is_answered(model: minfer.Model) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    with model.conversation(messages=messages, **OPTIONS) as chat:
+        stream = chat.regenerate()
+        list(stream)
+        assert stream.result.tokens == model.generate(messages, **OPTIONS).tokens
+        assert len(chat.messages) == 2
+
+
 def test_there_must_be_something_to_regenerate(chat: minfer.Conversation) -> None:
     with pytest.raises(ParameterError, match="no answer to generate anew"):
         chat.regenerate()
@@ -324,7 +333,14 @@ def test_parameters_may_change_between_answers(chat: minfer.Conversation) -> Non
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"temperature": -1}, "temperature"), ({"special": True}, "unknown option special"), ({"max_tokens": 0}, "max")],
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"special": True}, "unknown option special"),
+        ({"max_tokens": 0}, "max"),
+        ({"stop": 5}, "stop must be a string or a list"),
+        ({"template_variables": ["x"]}, "template_variables must map names to values"),
+        ({"template_variables": {"messages": []}}, "template_variables has messages"),
+    ],
 )
 def test_bad_options_change_nothing(chat: minfer.Conversation, options: dict[str, Any], message: str) -> None:
     say(chat, "hello")

@@ -153,6 +153,22 @@ def test_saving_ends_an_open_answer_and_keeps_it(small: minfer.Model, tmp_path: 
             assert loaded.messages[-1] == {"role": "assistant", "content": shown}
 
 
+def test_what_has_been_taken_back_is_not_in_the_file(small: minfer.Model, tmp_path: Path) -> None:
+    secret = bytes.fromhex("".join(f"{token:02x}000000" for token in b"zzqz"))  # as the cache's tokens are written
+    with small.conversation("be", **OPTIONS) as chat:
+        say(chat, "a")
+        say(chat, "zzqz")
+        chat.save(tmp_path / "with.chat")
+        chat.undo()
+        chat.save(tmp_path / "without.chat")
+        assert say(chat, "b").tokens
+    assert b"zzqz" in (tmp_path / "with.chat").read_bytes()
+    assert b"zzqz" not in (tmp_path / "without.chat").read_bytes()
+    n_tokens = {len((tmp_path / name).read_bytes()) for name in ("with.chat", "without.chat")}
+    assert max(n_tokens) - min(n_tokens) > 20 * small.kv_position_bytes
+    assert secret not in (tmp_path / "without.chat").read_bytes()
+
+
 def rewritten(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Changes the header of a saved conversation, checksums and all, as somebody might who forges one."""
     data = path.read_bytes()

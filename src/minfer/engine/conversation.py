@@ -159,7 +159,8 @@ class Conversation:
         return self._begin((*self._state.messages, {"role": "user", "content": text}), options)
 
     def regenerate(self, **options: Unpack[ChatOptions]) -> TextStream:
-        """Generates the last answer anew. The random numbers go on, so that it is another one, unless `seed` is given.
+        """Answers the last message anew, or for the first time if it has no answer. The random numbers go on, so that the
+        answer is another one, unless `seed` is given.
 
         Raises:
             ParameterError: there is nothing to answer; or as `ask`.
@@ -216,10 +217,14 @@ class Conversation:
             SessionFileError: it can't be written there.
         """
         self._finish()
+        session = self._session if with_cache else None
+        if session is not None:
+            # What has been taken back is not written.
+            session.truncate(common_prefix(session.tokens, self._state.transcript.tokens))
         save_conversation(
             path,
             self._runtime,
-            self._session if with_cache else None,
+            session,
             self._state,
             self._options,
             self._context_shift,

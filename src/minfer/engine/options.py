@@ -11,6 +11,7 @@ from minfer.errors import ParameterError
 from minfer.sampling import SamplingParams
 
 DEFAULT_MAX_TOKENS: Final = 512
+_TAKEN: Final = frozenset({"messages", "tools", "add_generation_prompt", "trust_model"})
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -63,7 +64,7 @@ class GenerateOptions(ChatOptions, total=False):
 
 
 def check_options(options: Mapping[str, Any], kind: type) -> None:
-    """Refuses options that a kind does not have.
+    """Refuses options that a kind does not have, and template variables that are none.
 
     Raises:
         ParameterError: names them, and those that there are.
@@ -72,6 +73,12 @@ def check_options(options: Mapping[str, Any], kind: type) -> None:
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise ParameterError(f"unknown option {', '.join(unknown)}; known: {', '.join(known)}")
+    variables = options.get("template_variables", {})
+    if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+        raise ParameterError(f"template_variables must map names to values, not {variables!r}")
+    taken = sorted(_TAKEN.intersection(variables))
+    if taken:
+        raise ParameterError(f"template_variables has {', '.join(taken)}, which every chat template gets already")
 
 
 def make_request(
@@ -82,14 +89,21 @@ def make_request(
     Raises:
         ParameterError: a value out of its range.
     """
-    stop = options.get("stop", ())
     sampling = {name: value for name, value in options.items() if name in SamplingOptions.__annotations__}
     return GenerationRequest(
         prompt_tokens=tuple(prompt_tokens),
         sampling=SamplingParams(**sampling),
         max_tokens=options.get("max_tokens", DEFAULT_MAX_TOKENS),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=_stops(options.get("stop", ())),
         ignore_eos=options.get("ignore_eos", False),
         logprobs=options.get("logprobs"),
         continues_text=continues_text,
     )
+
+
+def _stops(stop: object) -> tuple[str, ...]:
+    if isinstance(stop, str):
+        return (stop,)
+    if isinstance(stop, Sequence):
+        return tuple(stop)
+    raise ParameterError(f"stop must be a string or a list of strings, not {stop!r}")
