@@ -159,8 +159,8 @@ class Conversation:
         return self._begin((*self._state.messages, {"role": "user", "content": text}), options)
 
     def regenerate(self, **options: Unpack[ChatOptions]) -> TextStream:
-        """Answers the last message anew, or for the first time if it has no answer. The random numbers go on, so that the
-        answer is another one, unless `seed` is given.
+        """Answers the last message anew, or for the first time if it has no answer. The random numbers go on, so that
+        the answer is another one, unless `seed` is given.
 
         Raises:
             ParameterError: there is nothing to answer; or as `ask`.
