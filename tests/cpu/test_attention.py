@@ -67,8 +67,8 @@ def test_every_target_gives_the_same_bits(target: str) -> None:
 
 def test_the_interpreter_gives_the_same_bits_and_finds_no_access_out_of_bounds() -> None:
     shape = AttentionShape(2, 1, 9, 5, F16, F32, 0.25, 60, 2)
-    step = make_step(shape, [67, 68, 69, 70, 1], starts=[0, 0, 0, 0, 1], pages=[1, 0])
-    assert shape.min_run == 4  # so that the tile has both a run and a token alone
+    step = make_step(shape, [1, 67, 68, 69, 70], starts=[1, 0, 0, 0, 0], pages=[1, 0])
+    assert shape.min_run == 4  # so that the tile has both a token alone and a run, with nothing behind it
     want = by_tiles(step)
     assert same_bits(want, by_tiles(step, running_on(INTERPRETER)))
     part = step.tokens(3, 5)
