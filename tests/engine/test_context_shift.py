@@ -11,8 +11,8 @@ import pytest
 import minfer
 from chat_templates import INST, NUMBERED
 from edited_gguf import edited
-from minfer.engine.runtime import Runtime
 from minfer.errors import ContextError, ParameterError
+from talk import say
 from tiny_load import tiny_path
 from tiny_models import IM_END, IM_START, MERGES
 
@@ -32,27 +32,6 @@ TURN = 25
 def small(tiny_dir: Path) -> Iterator[minfer.Model]:
     with minfer.load(tiny_path(tiny_dir), N_CTX) as model:
         yield model
-
-
-@pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens each step computes."""
-    steps: list[int] = []
-    step = Runtime.step
-
-    def counted(self: Runtime, parts: Sequence[Any]) -> Any:
-        steps.append(sum(len(part.tokens) for part in parts))
-        return step(self, parts)
-
-    monkeypatch.setattr(Runtime, "step", counted)
-    return steps
-
-
-def say(conversation: minfer.Conversation, text: str, **options: Any) -> minfer.Generation:
-    stream = conversation.ask(text, **options)
-    for _ in stream:
-        pass
-    return stream.result
 
 
 def text_of(model: minfer.Model, messages: Sequence[Any]) -> str:

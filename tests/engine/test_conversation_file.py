@@ -16,6 +16,7 @@ import pytest
 import minfer
 from minfer.engine.runtime import Runtime
 from minfer.errors import ContextError, ParameterError, SessionFileError
+from talk import say
 from tiny_load import tiny_path
 from tiny_models import MERGES, TINY_SPECS, write_tiny
 
@@ -29,13 +30,6 @@ OPTIONS: dict[str, Any] = {
     "top_p": 1.0,
     "min_p": 0.0,
 }
-
-
-def say(conversation: minfer.Conversation, text: str, **options: Any) -> minfer.Generation:
-    stream = conversation.ask(text, **options)
-    for _ in stream:
-        pass
-    return stream.result
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,11 @@ import sys
 from typing import Annotated, Any, cast
 
 import typer
+from rich.console import Console
 
 import minfer
 from minfer.cli.chat_commands import COMMANDS, summary
-from minfer.cli.chat_input import open_input
+from minfer.cli.chat_input import Input, LineInput
 from minfer.cli.chat_loop import Chat
 from minfer.cli.chat_store import ChatStore
 from minfer.cli.console import EXIT_ERROR, Spinner, open_model, reports_errors
@@ -127,7 +128,7 @@ def _conversation(
 def _talk(model: Model, conversation: Conversation, store: ChatStore, *, keeps: bool) -> None:
     is_interactive = sys.stdin.isatty()
     chat = Chat(model, conversation, store, is_interactive=is_interactive, saves=is_interactive and keeps)
-    source = open_input(store if keeps else None, {name: command.words for name, command in COMMANDS.items()})
+    source = _open_input(store if keeps else None)
     if is_interactive:
         chat.say(f"minfer {minfer.__version__}, {model.name}, a context of {model.n_ctx} tokens")
         if any(message["role"] != "system" for message in conversation.messages):
@@ -141,3 +142,12 @@ def _talk(model: Model, conversation: Conversation, store: ChatStore, *, keeps: 
         raise typer.Exit(EXIT_ERROR)
     if is_interactive and chat.is_saved:
         chat.say("`minfer chat --continue` goes on with this conversation.")
+
+
+def _open_input(store: ChatStore | None) -> Input:
+    """The input for what stdin is: a terminal that can move its cursor, one that can't, or no terminal at all."""
+    if not sys.stdin.isatty() or Console(stderr=True).is_dumb_terminal:
+        return LineInput(shows_prompt=sys.stdin.isatty())
+    from minfer.cli.line_editor import TerminalInput  # takes a tenth of a second, which no other verb should pay
+
+    return TerminalInput(store, {name: command.words for name, command in COMMANDS.items()})
