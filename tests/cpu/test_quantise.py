@@ -65,6 +65,19 @@ def test_is_the_definition_bit_for_bit(width: int, target: str) -> None:
     assert_same_records(kernel_records(x, target), quantise_rows(x))
 
 
+def test_the_rows_tell_other_roundings_apart() -> None:
+    """What the comparison of bits rests on."""
+    x = awkward_rows(256)[12:]
+    blocks = x.reshape(len(x), -1, 32)
+    largest = np.abs(blocks).max(axis=2, keepdims=True)
+    q = unpack_rows(quantise_rows(x), 256).q.reshape(blocks.shape)
+    scaled = blocks * (np.float32(127) / largest)
+    assert np.array_equal(q, np.rint(scaled))
+    by_division = np.rint(blocks / (largest / np.float32(127)))
+    for wrong in (np.trunc(scaled), np.floor(scaled + np.float32(0.5)), by_division, np.rint(scaled / 127 * 126)):
+        assert (q != wrong).any()
+
+
 @pytest.mark.parametrize("width", [32, 96])
 def test_interpreted_it_is_the_definition_too(width: int) -> None:
     x = awkward_rows(width)

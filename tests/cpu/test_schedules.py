@@ -113,6 +113,23 @@ def loaded(directory: Path, path: Path, walk: Walk | None, **options: object) ->
         yield run
 
 
+def test_a_step_is_one_walk_over_the_whole_tape(directory: Path) -> None:
+    """Python comes in between once a step, whatever its length."""
+    walks: list[tuple[int, int]] = []
+    real = in_order_of(0)
+
+    def walk(program: CpuProgram, inputs: StepInputs, first: int, stop: int) -> None:
+        walks.append((first, stop))
+        assert (first, stop) == (0, len(program._tape.entries))
+        real(program, inputs, first, stop)
+
+    with loaded(directory, tiny_path(directory, "llama-gqa"), walk) as run:
+        for n_steps, (n_tokens, chunk) in ((1, (110, 110)), (3, (15, 5)), (4, (4, 1))):
+            walks.clear()
+            chunked_logits(run, TOKENS[:n_tokens], chunk)
+            assert len(walks) == n_steps
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 110])
 @pytest.mark.parametrize("name", ["llama-k-quants", "llama-biases", "qwen3"])
 def test_any_order_between_barriers_gives_the_same_bits(directory: Path, name: str, chunk: int) -> None:
