@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from minfer.backends.arena import aligned_zeros
@@ -25,6 +28,12 @@ def aligned(array: Array) -> Array:
     copy = aligned_zeros(source.nbytes).view(source.dtype).reshape(source.shape)
     copy[...] = source
     return copy
+
+
+def shared_kernels(factory: pytest.TempPathFactory) -> Path:
+    """A directory of compiled kernels that all tests of a run share, and its other workers."""
+    base = factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"
 
 
 @cache

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpu_runner import check_close, same_bits
+from cpu_runner import check_close, same_bits, shared_kernels
 from minfer.backends import Backend
 from minfer.backends.cpu import CpuBackend
 from minfer.backends.reference import ReferenceBackend
@@ -45,8 +45,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen2", "llama-yarn"])
-def test_a_model_at_a_far_position(directory: Path, name: str) -> None:
-    path, cpu = tiny_path(directory, name), CpuBackend(None, directory / "kernels")
+def test_a_model_at_a_far_position(directory: Path, tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    path, cpu = tiny_path(directory, name), CpuBackend(None, shared_kernels(tmp_path_factory))
     want = logits_there(path, ReferenceBackend(), N_NEW)
     # Roundings of two or three layers, each some hundred units, as at near positions. Angles in float32 are off by
     # up to 0.002 here, and exceed it several times over.

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import minfer
+from cpu_runner import shared_kernels
 from minfer.backends.cpu import backend as backend_module
 from tiny_load import tiny_path
 
@@ -29,8 +30,8 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def cache_dir(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINFER_CACHE_DIR", str(tiny_dir / "cache"))
+def cache_dir(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINFER_CACHE_DIR", str(shared_kernels(tmp_path_factory).parent))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpu_runner import TARGETS, check_close
+from cpu_runner import TARGETS, check_close, shared_kernels
 from minfer.backends.cpu import CpuBackend
 from minfer.engine.runtime import StepPart
 from minfer.errors import UnsupportedError
@@ -31,8 +31,7 @@ UNIT = 2.0**-24
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled kernels, shared by the tests."""
-    return tmp_path_factory.mktemp("kernels") / "kernels"
+    return shared_kernels(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

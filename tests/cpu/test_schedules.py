@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as QType
 
+from cpu_runner import shared_kernels
 from minfer.backends import CompileRequest
 from minfer.backends.arena import aligned_zeros
 from minfer.backends.cpu import CpuBackend
@@ -104,16 +105,20 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("schedules")
 
 
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shared_kernels(tmp_path_factory)
+
+
 @contextmanager
-def loaded(directory: Path, path: Path, walk: Walk | None, **options: object) -> Iterator[Runtime]:
-    kernels = directory / "kernels"
+def loaded(kernels: Path, path: Path, walk: Walk | None, **options: object) -> Iterator[Runtime]:
     backend = CpuBackend(None, kernels) if walk is None else ByHand(walk, kernels)
     # Chunks are cut for the number of threads.
     with tiny_runtime(path, backends=[backend], poison=False, n_threads=3, max_tokens=128, **options) as run:
         yield run
 
 
-def test_a_step_is_one_walk_over_the_whole_tape(directory: Path) -> None:
+def test_a_step_is_one_walk_over_the_whole_tape(directory: Path, kernels: Path) -> None:
     """Python comes in between once a step, whatever its length."""
     walks: list[tuple[int, int]] = []
     real = in_order_of(0)
@@ -123,7 +128,7 @@ def test_a_step_is_one_walk_over_the_whole_tape(directory: Path) -> None:
         assert (first, stop) == (0, len(program._tape.entries))
         real(program, inputs, first, stop)
 
-    with loaded(directory, tiny_path(directory, "llama-gqa"), walk) as run:
+    with loaded(kernels, tiny_path(directory, "llama-gqa"), walk) as run:
         for n_steps, (n_tokens, chunk) in ((1, (110, 110)), (3, (15, 5)), (4, (4, 1))):
             walks.clear()
             chunked_logits(run, TOKENS[:n_tokens], chunk)
@@ -132,12 +137,12 @@ def test_a_step_is_one_walk_over_the_whole_tape(directory: Path) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 3, 110])
 @pytest.mark.parametrize("name", ["llama-k-quants", "llama-biases", "qwen3"])
-def test_any_order_between_barriers_gives_the_same_bits(directory: Path, name: str, chunk: int) -> None:
+def test_any_order_between_barriers_gives_the_same_bits(directory: Path, kernels: Path, name: str, chunk: int) -> None:
     path, tokens = tiny_path(directory, name), TOKENS[: 40 * chunk]
-    with loaded(directory, path, None) as run:
+    with loaded(kernels, path, None) as run:
         want = chunked_logits(run, tokens, chunk)
     for seed in range(2):
-        with loaded(directory, path, in_order_of(seed)) as run:
+        with loaded(kernels, path, in_order_of(seed)) as run:
             assert same_bits(want, chunked_logits(run, tokens, chunk))
 
 
@@ -147,11 +152,11 @@ def test_any_order_between_barriers_gives_the_same_bits(directory: Path, name: s
     ids=str,
 )
 def test_no_entry_reads_or_writes_what_is_not_its_own(
-    directory: Path, kv_type: GGMLType, chunk: int, n_tokens: int
+    directory: Path, kernels: Path, kv_type: GGMLType, chunk: int, n_tokens: int
 ) -> None:
     """Steps are as long as they may be, so that whatever lies behind a buffer would be touched."""
     spec = TinySpec(
-        n_layers=1, n_embd=64, n_heads=2, n_kv_heads=1, head_dim=32, value_dim=32, n_rot=32, n_ff=32, n_vocab=270,
+        n_layers=1, n_embd=32, n_heads=2, n_kv_heads=1, head_dim=32, value_dim=32, n_rot=32, n_ff=32, n_vocab=270,
         weight_type=QType.Q4_1, weight_types=(("output", QType.F16),), seed=4,
     )  # fmt: skip
     path = directory / "smallest.gguf"
@@ -159,7 +164,6 @@ def test_no_entry_reads_or_writes_what_is_not_its_own(
         write_tiny(path, spec)
     tokens = [token % spec.n_vocab for token in TOKENS[:n_tokens]]
     options = {"kv_types": KVTypes(kv_type, kv_type), "max_tokens": chunk, "n_ctx": 128}
-    kernels = directory / "kernels"
     results = []
     for backend in (CpuBackend(None, kernels), ByHand(interpreted, kernels)):
         with tiny_runtime(path, backends=[backend], poison=False, n_threads=1, **options) as run:

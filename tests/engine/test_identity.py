@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType as QType
 from numpy.typing import NDArray
 
 import minfer
+from cpu_runner import shared_kernels
 from minfer.backends.cpu import CpuBackend
 from minfer.engine.runtime import Runtime, StepPart
 from minfer.models import KVTypes
@@ -33,7 +34,7 @@ MakeRuntime = Callable[..., AbstractContextManager[Runtime]]
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels") / "kernels"
+    return shared_kernels(tmp_path_factory)
 
 
 @pytest.fixture
