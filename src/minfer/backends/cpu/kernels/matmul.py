@@ -149,10 +149,14 @@ def _direct_tile(
     x = a.x.offset_bytes(row * layout.stride_bytes)
     starts = [w.offset_bytes(p * panel.panel_bytes(shape.n_columns)) for w in a.weights]
     sums = [[k.var(k.const(F32X16, 0.0)) for _ in range(n_rows)] for _ in starts]
-    with k.loop(0, shape.n_columns // panel.unit_columns) as unit:
-        for start, accumulators in zip(starts, sums, strict=True):
-            at = start.offset_bytes(unit * panel.unit_bytes)
-            _direct_unit(k, panel, at, x, layout, unit * panel.n_blocks, accumulators)
+    pairs = list(zip(starts, sums, strict=True))
+    # One token is bound by memory: both weights of a gated product are streamed together. The accumulators of more
+    # tokens would not all stay in registers.
+    for together in [pairs] if n_rows == 1 else [[pair] for pair in pairs]:
+        with k.loop(0, shape.n_columns // panel.unit_columns) as unit:
+            for start, accumulators in together:
+                at = start.offset_bytes(unit * panel.unit_bytes)
+                _direct_unit(k, panel, at, x, layout, unit * panel.n_blocks, accumulators)
     _finish(k, shape, a, sums, a.y + row * a.n_rows, p, n_left)
 
 
