@@ -83,6 +83,20 @@ def test_chunks_down_to_single_tokens(
         assert same_bits(expected[kv], chunked_logits(run, TOKENS, chunk))
 
 
+def test_steps_of_every_length(runtime: MakeRuntime, expected: dict[str, NDArray[np.float32]]) -> None:
+    """Over every border between the paths that kernels have for few tokens and for many."""
+    with runtime(n_threads=2) as run:
+        for n in range(1, 131):
+            assert same_bits(expected["f32"][:n], chunked_logits(run, TOKENS[:n], n)), n
+
+
+def test_steps_of_every_length_with_float_weights(runtime: MakeRuntime, tiny_dir: Path) -> None:
+    with runtime(path=tiny_path(tiny_dir, "llama-f16"), n_threads=2) as run:
+        want = chunked_logits(run, TOKENS[:40], 40)
+        for n in range(1, 40):
+            assert same_bits(want[:n], chunked_logits(run, TOKENS[:n], n)), n
+
+
 def test_running_again(runtime: MakeRuntime, expected: dict[str, NDArray[np.float32]]) -> None:
     with runtime(n_threads=2) as run:
         for _ in range(3):
