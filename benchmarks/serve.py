@@ -98,11 +98,12 @@ async def throughput(address: str, load: Load, n_clients: int, prompts: Prompts)
     """Tokens a second, those of the prompts and those generated, as the server counts them."""
     limits = httpx.Limits(max_connections=n_clients)
     async with httpx.AsyncClient(base_url=address, timeout=REQUEST_S, limits=limits) as client:
+        model = await _model(client)
 
         async def one() -> int:
             total = 0
             for _ in range(load.n_rounds):
-                body = _body(prompts.next(load.n_prompt_tokens), load.max_tokens)
+                body = _body(model, prompts.next(load.n_prompt_tokens), load.max_tokens)
                 answer = (await client.post("/v1/completions", json=body)).raise_for_status().json()
                 total += answer["usage"]["total_tokens"]
             return total
@@ -116,9 +117,10 @@ async def gaps(address: str, prompts: Prompts) -> tuple[float, float]:
     """The 95th percentile of the seconds between two tokens: undisturbed, and while a long prompt is read."""
     async with httpx.AsyncClient(base_url=address, timeout=REQUEST_S) as client:
         times: list[float] = []
+        model = await _model(client)
 
         async def stream() -> None:
-            body = {**_body(prompts.next(32), STREAM_TOKENS), "stream": True}
+            body = {**_body(model, prompts.next(32), STREAM_TOKENS), "stream": True}
             async with client.stream("POST", "/v1/completions", json=body) as answer:
                 async for line in answer.aiter_lines():
                     if line.startswith("data: {"):
@@ -128,7 +130,7 @@ async def gaps(address: str, prompts: Prompts) -> tuple[float, float]:
             while len(times) < STREAM_TOKENS // 3:
                 await asyncio.sleep(0.005)
             start = time.perf_counter()
-            body = _body(prompts.next(LONG_PROMPT_TOKENS), 1)
+            body = _body(model, prompts.next(LONG_PROMPT_TOKENS), 1)
             (await client.post("/v1/completions", json=body)).raise_for_status()
             return start, time.perf_counter()
 
@@ -139,12 +141,18 @@ async def gaps(address: str, prompts: Prompts) -> tuple[float, float]:
         return _percentile_95(calm), _percentile_95(disturbed)
 
 
+async def _model(client: httpx.AsyncClient) -> str:
+    """What the server calls its model."""
+    name: str = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
+    return name
+
+
 def _percentile_95(values: list[float]) -> float:
     return statistics.quantiles(values, n=20)[-1]
 
 
-def _body(prompt: str, max_tokens: int) -> dict[str, Any]:
-    return {"model": "model", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0, "seed": 1}
+def _body(model: str, prompt: str, max_tokens: int) -> dict[str, Any]:
+    return {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0, "seed": 1}
 
 
 def measure(command: list[str], port: int, ready: str, load: Load, *, with_gaps: bool) -> dict[str, float]:

@@ -284,7 +284,7 @@ class FakeEngine:
             if request.max_tokens == 0:
                 for sample in job.samples:
                     self._end(job, sample.index, StopCause.MAX_TOKENS, 0)
-                job.is_over = True
+                job.samples, job.is_over = [], True
         return n_new
 
     def _sample(self, job: _Job, index: int) -> _Sample:

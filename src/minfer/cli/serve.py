@@ -18,6 +18,7 @@ from minfer.settings import read_settings
 
 _PARALLEL = 8
 _QUEUE = 64
+_SWITCH_S = 0.0002
 _ACCESS_PANEL = "Who may come"
 
 
@@ -112,6 +113,8 @@ def serve(
         return engine
 
     server = Server(create_app(config), load)
+    # After each step the engine's thread waits for Python's lock, by default up to 5 ms while the web side holds it.
+    sys.setswitchinterval(_SWITCH_S)
     listener = listen(config)
     configure_logging(log_requests=log_requests)
     shown = f"[{host}]" if ":" in host else host

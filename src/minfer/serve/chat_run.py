@@ -15,6 +15,7 @@ from minfer.serve.chat_prompt import ChatPrompt
 from minfer.serve.engine_protocol import (
     Engine,
     EngineClosedError,
+    Event,
     PromptProgress,
     SampleDelta,
     SampleDone,
@@ -76,18 +77,25 @@ class ChatRun:
 
     async def collect(self) -> ChatResponse:
         """The answers, once all of them are over."""
-        async for item in self._submission:
-            match item:
-                case _, SampleDelta() as delta if not self._choices[delta.sample].parser.is_over:
-                    self._push(delta)
-                case _, SampleDone() as done:
-                    self._finish(done)
+        if self._body.tools:
+            async for item in self._submission:  # a call may end an answer early
+                self._take(item)
+        else:
+            for item in await self._submission.all_events():
+                self._take(item)
         return ChatResponse(
             **self._head,
             choices=[self._whole(index, choice) for index, choice in enumerate(self._choices)],
             usage=self._account.usage(),
             timings=self._account.timings(),
         )
+
+    def _take(self, item: tuple[int, Event] | None) -> None:
+        match item:
+            case _, SampleDelta() as delta if not self._choices[delta.sample].parser.is_over:
+                self._push(delta)
+            case _, SampleDone() as done:
+                self._finish(done)
 
     async def stream(self) -> AsyncGenerator[bytes]:
         """The answers as server-sent events, as they come."""

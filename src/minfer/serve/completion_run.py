@@ -68,7 +68,7 @@ class CompletionRun:
 
     async def collect(self) -> CompletionResponse:
         """The answers, once all of them are over."""
-        async for item in self._submission:
+        for item in await self._submission.all_events():
             match item:
                 case prompt, PromptLogprobs() as news:
                     self._prompt_logprobs[prompt] += news.entries

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from types import TracebackType
@@ -28,6 +29,9 @@ class Submission:
 
     Iterated, it gives `(index of the prompt, event)` until all prompts are done, and None after each `patience_s`
     without news. An event `Failed` is raised as its error.
+
+    The event loop is woken no more often than there is something to do: it shares cores, and Python's lock, with the
+    threads that compute.
     """
 
     def __init__(
@@ -39,7 +43,11 @@ class Submission:
             MinferError: as `Engine.submit`.
         """
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._box: deque[tuple[int, Event]] = deque()
+        """events on their way; the engine's thread appends, the event loop takes"""
+        self._news = asyncio.Event()
+        self._is_woken = False
+        self._wants_ends_only = False
         self._record = record
         self._patience_s = patience_s
         record.n_prompt_tokens = sum(len(request.prompt_tokens) for request in requests)
@@ -62,12 +70,20 @@ class Submission:
         while any(self._n_open):
             try:
                 async with asyncio.timeout(self._patience_s):
-                    prompt, event = await self._queue.get()
+                    await self._news.wait()
             except TimeoutError:
                 yield None
                 continue
-            self._note(prompt, event)
-            yield prompt, event
+            self._news.clear()
+            while self._box:
+                prompt, event = self._box.popleft()
+                self._note(prompt, event)
+                yield prompt, event
+
+    async def all_events(self) -> list[tuple[int, Event]]:
+        """All events, once all prompts are done."""
+        self._wants_ends_only = True
+        return [item async for item in self if item is not None]
 
     def __enter__(self) -> Self:
         return self
@@ -79,8 +95,21 @@ class Submission:
 
     def _tell(self, prompt: int, event: Event) -> None:
         """Runs in the engine's thread."""
+        record = self._record
+        if isinstance(event, Started):
+            record.queue_s = max(record.queue_s or 0.0, time.perf_counter() - self.submitted_s)
+        elif isinstance(event, SampleDelta) and record.first_token_s is None:
+            record.first_token_s = record.age_s
+        self._box.append((prompt, event))
+        if self._is_woken or (self._wants_ends_only and not isinstance(event, (SampleDone, Failed))):
+            return
+        self._is_woken = True
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, (prompt, event))
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._is_woken = False
+        self._news.set()
 
     def _note(self, prompt: int, event: Event) -> None:
         record = self._record
@@ -90,11 +119,8 @@ class Submission:
                 raise event.error
             case Started():
                 record.n_cached_tokens += event.n_cached_tokens
-                record.queue_s = max(record.queue_s or 0.0, time.perf_counter() - self.submitted_s)
             case SampleDelta():
                 record.n_generated_tokens += len(event.tokens)
-                if record.first_token_s is None:
-                    record.first_token_s = record.age_s
             case SampleDone(stats=stats):
                 self._n_open[prompt] -= 1
                 record.finish_reasons.append(event.cause.value)
