@@ -25,10 +25,10 @@ from minfer.quants import GGMLType, dequantise, quantise
 from minfer.simd import KernelIR
 
 F32, F16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q8_0
-SHAPE = AttentionShape(6, 2, 16, 16, F32, F32, 0.25, None, 8)
+SHAPE = AttentionShape(6, 2, 16, 16, F32, F32, 0.25, None)
 UNIT = 2.0**-24
 
-Run = Callable[[KernelIR, Sequence[Array | None], Iterable[int], "Step", int], None]
+Run = Callable[[KernelIR, Sequence[Array | int | None], Iterable[int], "Step", int], None]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def running_on(target: str) -> Run:
     """How kernels run on an instruction set, or in the interpreter, which checks every access."""
 
     def run(
-        kernel: KernelIR, arguments: Sequence[Array | None], chunks: Iterable[int], step: Step, scratch_bytes: int
+        kernel: KernelIR, arguments: Sequence[Array | int | None], chunks: Iterable[int], step: Step, scratch_bytes: int
     ) -> None:
         n_tokens = len(step.q)
         run_kernel(
@@ -132,7 +132,7 @@ def by_splits(step: Step, run: Run = COMPILED) -> NDArray[np.float32]:
 
 
 def no_partials(step: Step) -> NDArray[np.float32]:
-    return np.full(step.shape.partials_bytes // 4, np.nan, np.float32)
+    return np.full(step.shape.partials_bytes(len(step.pages)) // 4, np.nan, np.float32)
 
 
 def split_into(
@@ -141,7 +141,7 @@ def split_into(
     n_chunks = len(step.q) * step.shape.n_kv_heads * attention.N_SPLITS
     chosen = reversed(range(n_chunks)) if chunks is None else chunks
     kernel = traced(trace_attention_split, step.shape)
-    run(kernel, [step.q, step.k, step.v, None, partials], chosen, step, step.shape.split_scratch_bytes)
+    run(kernel, [step.q, step.k, step.v, None, partials, len(step.pages)], chosen, step, step.shape.split_scratch_bytes)
 
 
 def combine_into(
@@ -153,7 +153,7 @@ def combine_into(
 ) -> None:
     chosen = range(len(step.q) * step.shape.n_kv_heads) if chunks is None else chunks
     kernel = traced(trace_attention_combine, step.shape)
-    run(kernel, [None, None, None, y, partials], chosen, step, step.shape.split_scratch_bytes)
+    run(kernel, [None, None, None, y, partials, len(step.pages)], chosen, step, step.shape.split_scratch_bytes)
 
 
 def seen_cells(step: Step, token: int) -> NDArray[np.int64]:

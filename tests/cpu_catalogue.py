@@ -109,4 +109,4 @@ def _direct() -> Iterator[KernelIR]:
 
 
 def _attention(ggml_type: GGMLType, vector_bytes: int) -> AttentionShape:
-    return AttentionShape(6, 2, 32, 32, ggml_type, ggml_type, 0.25, 70, 8, vector_bytes)
+    return AttentionShape(6, 2, 32, 32, ggml_type, ggml_type, 0.25, 70, vector_bytes)

@@ -66,7 +66,7 @@ def test_every_target_gives_the_same_bits(target: str) -> None:
 
 
 def test_the_interpreter_gives_the_same_bits_and_finds_no_access_out_of_bounds() -> None:
-    shape = AttentionShape(2, 1, 9, 5, F16, F32, 0.25, 60, 2)
+    shape = AttentionShape(2, 1, 9, 5, F16, F32, 0.25, 60)
     step = make_step(shape, [1, 67, 68, 69, 70], starts=[1, 0, 0, 0, 0], pages=[1, 0])
     assert shape.min_run == 4  # so that the tile has both a token alone and a run, with nothing behind it
     want = by_tiles(step)
@@ -175,7 +175,7 @@ def test_large_scores_do_not_overflow() -> None:
 
 
 def test_far_positions() -> None:
-    shape = replace(SHAPE, n_heads=2, max_pages=480)
+    shape = replace(SHAPE, n_heads=2)
     step = make_step(shape, [30_000], pages=np.random.default_rng(3).permutation(470).tolist())
     got = by_splits(step)
     check(step, got)
@@ -183,7 +183,7 @@ def test_far_positions() -> None:
 
 
 def test_worked_values() -> None:
-    shape = AttentionShape(1, 1, 4, 4, F32, F32, 0.5, None, 1)
+    shape = AttentionShape(1, 1, 4, 4, F32, F32, 0.5, None)
     k, v = np.zeros((64, 1, 4), np.float32), np.zeros((64, 1, 4), np.float32)
     k[:3, 0] = [(1, 0, 0, 0), (0, 1, 0, 0), (1, 1, 0, 0)]
     v[:3, 0] = [(1, 2, 0, 0), (3, 4, 0, 0), (5, 0, 0, 0)]

@@ -24,7 +24,7 @@ WIDTHS = {
 
 
 def shape_of(head_dim: int, value_dim: int, k_type: GGMLType, v_type: GGMLType) -> AttentionShape:
-    return AttentionShape(4, 2, head_dim, value_dim, k_type, v_type, float(np.float32(head_dim**-0.5)), None, 8)
+    return AttentionShape(4, 2, head_dim, value_dim, k_type, v_type, float(np.float32(head_dim**-0.5)), None)
 
 
 def check_paths(shape: AttentionShape, target: str) -> None:

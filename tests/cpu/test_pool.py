@@ -272,3 +272,30 @@ def test_a_closed_pool_refuses_to_run(module: NativeModule) -> None:
     pool.close()
     with pytest.raises(ParameterError, match="closed"):
         pool.run(0, 1)
+
+
+@linux_only
+def test_an_interrupt_between_begin_and_walk_leaves_the_workers_in_step(module: NativeModule) -> None:
+    """Ctrl-C may come at any time, also when the workers have begun and the caller has not."""
+    pool, cells = make_pool(module, 3)
+    real, n_calls = pool._condition.notify_all, 0
+
+    def interrupted(*_: object) -> None:
+        nonlocal n_calls
+        n_calls += 1
+        real()
+        if n_calls == 2:
+            raise KeyboardInterrupt
+
+    pool._condition.notify_all = interrupted  # type: ignore[method-assign]
+    for index in range(4):
+        cells[:] = 0
+        if index == 1:
+            with pytest.raises(KeyboardInterrupt):
+                pool.run(0, N_ENTRIES)
+        else:
+            pool.run(0, N_ENTRIES)
+            assert (cells == np.arange(N_ENTRIES + 1)[:, None]).all()
+    for worker in pool._workers:
+        assert any(rests(worker.native_id or 0) for _ in range(40))
+    pool.close()

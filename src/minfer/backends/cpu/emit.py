@@ -106,8 +106,6 @@ class Emitter:
                 nodes = nodes[:1]
                 prepare = self._emit(nodes[0])
             for node in nodes:
-                for value_id in node.outputs:
-                    self._forget(value_id)
                 if isinstance(node.op, (ops.RMSNorm, ops.AddRMSNorm)):
                     self._remember(node)
             units.append(Unit(range(index, index + len(nodes)), range(first, len(self.tape.entries)), prepare))
@@ -311,16 +309,18 @@ class Emitter:
             v_type=self._spec(v_region).ggml_type,
             scale=op.scale,
             window=op.window,
-            max_pages=self._request.bounds[Symbol.N_PAGES],
             vector_bytes=self._vector_bytes,
         )
-        if self._partials is None or self._partials.nbytes < shape.partials_bytes:
-            self._partials = self.tape.buffer(shape.partials_bytes)
+        max_pages = self._request.bounds[Symbol.N_PAGES]
+        partials_bytes = shape.partials_bytes(max_pages)
+        if self._partials is None or self._partials.nbytes < partials_bytes:
+            self._partials = self.tape.buffer(partials_bytes)
         arguments = (
             self._address(q),
             *(self._regions[i].ctypes.data for i in (k_region, v_region)),
             self._address(node.outputs[0]),
             self._partials.ctypes.data,
+            max_pages,
         )
         few = attention.MAX_SPLIT_ROWS
         for trace, rows_per_chunk, n_parts, min_rows, max_rows, scratch in (
@@ -382,11 +382,6 @@ class Emitter:
         y = node.outputs[-1]
         if self._wants_record(y):
             self._recorded[_width(self._spec(y))] = y
-
-    def _forget(self, value_id: ValueId) -> None:
-        for width, recorded in self._recorded.items():
-            if recorded == value_id:
-                self._recorded[width] = None
 
     def _record(self, x: ValueId) -> None:
         """Makes sure that the buffer of this width holds the record of x."""

@@ -65,11 +65,18 @@ class Pool:
         self._shared[SharedWord.TAPE * LINE_WORDS] = self._tape.ctypes.data + first * ENTRY_WORDS * 8
         self._shared[SharedWord.N_ENTRIES * LINE_WORDS] = stop - first
         shared, scratch = self._addresses
-        if self._workers:
+        if not self._workers:
+            self._walk(shared, scratch)
+            return
+        before = int(self._shared[SharedWord.GENERATION])
+        try:
             with self._condition:
                 self._begin(shared)
                 self._condition.notify_all()
-        self._walk(shared, scratch)
+        finally:
+            # Also after an interrupt: workers that have begun wait for this thread at the first barrier.
+            if self._shared[SharedWord.GENERATION] != before:
+                self._walk(shared, scratch)
 
     def close(self) -> None:
         """Ends the threads."""

@@ -9,10 +9,11 @@
 - combine: a chunk is one token and one KV head: folds its pages' partial results in order.
 
 Argument block: 0 q f32 [n, n_heads, head_dim], 1 K region, 2 V region, 3 y f32 [n, n_heads, value_dim], 4 partial
-results. y must not overlap what is read. Numerics: sums over a page by fma, one after the other, pages folded one
-after the other; the error grows with 64 + head_dim + the number of pages units roundoff. Bound by fma at prefill; at
-decode by reading K and V from memory, and by broadcasts where they are in the cache. Source: Vaswani et al. (2017);
-the fold is that of online softmax (Milakov and Gimelshein, 2018); pages: Kwon et al. (2023).
+results, 5 for how many pages of a sequence they have room. y must not overlap what is read. Numerics: sums over a
+page by fma, one after the other, pages folded one after the other; the error grows with 64 + head_dim + the number of
+pages units roundoff. Bound by fma at prefill; at decode by reading K and V from memory, and by broadcasts where they
+are in the cache. Source: Vaswani et al. (2017); the fold is that of online softmax (Milakov and Gimelshein, 2018);
+pages: Kwon et al. (2023).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass, replace
 
 from minfer.backends.cpu.convention import (
     StepWord,
+    argument,
     argument_pointer,
     step_count,
     step_pointer,
@@ -55,7 +57,7 @@ _DIMS_A_LINE = 16
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What a kernel is traced for. `max_pages` is the number of pages that a sequence may have.
+    """What a kernel is traced for.
 
     `vector_bytes` is the target's: it decides how many sums are kept in registers, and no bit of a result.
 
@@ -71,7 +73,6 @@ class AttentionShape:
     v_type: GGMLType
     scale: float
     window: int | None
-    max_pages: int
     vector_bytes: int = 64
 
     def __post_init__(self) -> None:
@@ -111,10 +112,9 @@ class AttentionShape:
         v = 0 if self.v_type is GGMLType.F32 else PAGE_SIZE * self.value_dim
         return k + v
 
-    @property
-    def partials_bytes(self) -> int:
-        """Bytes of the buffer of partial results."""
-        return 4 * MAX_SPLIT_ROWS * self.n_kv_heads * self.max_pages * self.by_heads.partial_floats
+    def partials_bytes(self, max_pages: int) -> int:
+        """Bytes of the buffer of partial results, for sequences of up to so many pages."""
+        return 4 * MAX_SPLIT_ROWS * self.n_kv_heads * max_pages * self.by_heads.partial_floats
 
     @property
     def tiles_scratch_bytes(self) -> int:
@@ -176,7 +176,7 @@ class _Tracing:
         shape = self.shape
         which = token * shape.n_kv_heads + head
         one = shape.by_heads.partial_floats
-        return argument_pointer(self.k, self.args, 4, f32) + which * (shape.max_pages * one)
+        return argument_pointer(self.k, self.args, 4, f32) + which * (argument(self.k, self.args, 5) * one)
 
     def page_start(self, token: Value) -> Value:
         return self.k.load(step_pointer(self.k, self.step, StepWord.SPANS, i32) + token * 2).to(i64)
