@@ -2,6 +2,7 @@
 
 Argument block: 0 a, 1 b (two operands), 2 y, which may be the same memory as an operand. Add and Multiply round
 once; the activations are those of `activate` in `matmul.py`: within 4 units in the last place. Bound by memory.
+Source: Shazeer, GLU variants (2020); Hendrycks and Gimpel, Gaussian error linear units (2016).
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ Argument block: 0 panels, 1 y f32 [n, width]. A chunk is a token. Scratch: `SCRA
 table.
 
 Numerics: scale * (u - zero), then + offset, each rounded once: the bits of `quants.dequantise`. Bound by reading the
-panel from memory, and for many tokens by the unpacking: some 100 cycles for 32 columns.
+panel from memory, and for many tokens by the unpacking: some 100 cycles for 32 columns. Source: the layout is that of
+`panels.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Rows of the KV cache in their three types: how they are written, and how a page of them is read as f32."""
+"""Rows of the KV cache in their three types: how they are written, and how a page of them is read as f32.
+
+Source: q8_0 is ggml's type of that name.
+"""
 
 from __future__ import annotations
 

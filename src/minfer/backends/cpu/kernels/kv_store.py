@@ -1,7 +1,7 @@
 """KVStore: row t of k and v goes to cell cells[t] of the layer's two regions, in their type.
 
 Argument block: 0 k f32 [n, n_kv_heads, head_dim], 1 v f32 [n, n_kv_heads, value_dim], 2 K region, 3 V region. One
-token a chunk. Bound by memory.
+token a chunk. Bound by memory. Source: pages as in Kwon et al., PagedAttention (2023).
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ ceil(n_columns / PARTIAL_SUMS) + 3 units roundoff of the sum of magnitudes.
 Chunks count tiles of tokens first, then parts: chunk % n_tiles is the tile, so that chunks that run one after the
 other use the same weights while these are in the cache. Bound by reading the weights at one token, by fma for many:
 there, tiles of 4 tokens come within a twentieth of larger ones, which compute what is not wanted for a few tokens.
+Source: partial sums against the latency of fma, as in Goto and van de Geijn, Anatomy of high-performance matrix
+multiplication (2008).
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ integers, so that the order of neither matters.
 
 Eight blocks at a time: their maxima, and later the sums of their halves, come out of one tree of shuffles, in which
 all lanes are busy until the end; a tree for each block would be three chains of latency. Bound by those shuffles and
-by narrowing to bytes: some 0.4 cycles a value where x is in the first cache, on AVX-512 and on AVX2.
+by narrowing to bytes: some 0.4 cycles a value where x is in the first cache, on AVX-512 and on AVX2. Source: ggml's
+Q8_1 blocks, with scales in float32.
 """
 
 from __future__ import annotations

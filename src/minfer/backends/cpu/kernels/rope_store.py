@@ -4,7 +4,7 @@ The arithmetic is that of `rope.py` and `kv_store.py`, and so are the bits.
 
 Argument block: 0 q f32 [n, n_heads, head_dim], 1 turned q (may be q), 2 k f32 [n, n_kv_heads, head_dim], 3 turned k
 (may be k), 4 v f32 [n, n_kv_heads, value_dim], 5 cos, 6 sin, 7 K region, 8 V region. `ROWS_PER_CHUNK` tokens a chunk.
-Bound by memory.
+Bound by memory. Source: as those of `rope.py` and `kv_store.py`.
 """
 
 from __future__ import annotations

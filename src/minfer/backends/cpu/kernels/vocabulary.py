@@ -6,7 +6,8 @@ output may overlap the logits. `ok` becomes 1 where every logit is below +inf, a
 a banned token. The definitions are in `reference/vocabulary.py`.
 
 Arg-max, group maxima and collect are bound by the caches: two or three operations for each vector loaded. The sum of
-exponentials is bound by arithmetic: some 40 operations in float64 for each value.
+exponentials is bound by arithmetic: some 40 operations in float64 for each value. Source: the threshold from groups'
+maxima is explained in `sampling/vocabulary.py`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ chunk, number of parts, smallest and largest number of rows, whether a barrier f
 Shared block: the words of `SharedWord`, each in a cache line of its own.
 Counters: one word an entry, `COUNTER_STRIDE` words apart; zero when a step begins.
 
-Bound by: the barrier, some 100 ns with two threads that are both running.
+Bound by: the barrier, some 100 ns with two threads that are both running. Source: the sense-reversing barrier of
+Mellor-Crummey and Scott (1991), with a count in place of the sense.
 """
 
 from __future__ import annotations
