@@ -106,9 +106,8 @@ def main() -> None:
     growth = sizes[-1] - sizes[N_WARM_UP - 1]
     known = facts(arguments.model, len(os.sched_getaffinity(0)))
     show_facts(known)
-    print(
-        f"grown since the warm-up: {growth / 1e6:.1f} MB; pages used {n_used:.0f}, kept {n_cached:.0f}, free {n_free:.0f}"
-    )
+    print(f"grown since the warm-up: {growth / 1e6:.1f} MB")
+    print(f"pages in use {n_used:.0f}, kept {n_cached:.0f}, free {n_free:.0f}")
     append_lines(arguments.json, [{**known, "memory_bytes": sizes, "n_requests": arguments.requests}])
     if growth > MAX_GROWTH_BYTES or n_used:
         raise SystemExit(1)
