@@ -363,3 +363,24 @@ def test_many_threads_may_submit(batch_model: minfer.Model) -> None:
         now = idle(engine)
     assert got == [list(want)] * 20
     assert now.n_free_pages == now.n_pages
+
+
+def test_whoever_looks_sees_no_pages_in_use_by_nobody(batch_model: minfer.Model) -> None:
+    seen: list[bool] = []
+    with engine_of(batch_model) as engine:
+        started = threading.Event()
+
+        def look(event: Event) -> None:
+            if isinstance(event, SampleDelta):
+                started.set()
+            if isinstance(event, SampleDone):
+                now = engine.snapshot()
+                seen.append(now.n_active == 0 and now.n_free_pages < now.n_pages)
+
+        running = submit(engine, request([5, 6], max_tokens=200), look)
+        assert started.wait(TIMEOUT_S)
+        assert running.handle is not None
+        running.handle.cancel()
+        running.wait()
+        idle(engine)
+    assert seen == [False]

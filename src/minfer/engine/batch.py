@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from minfer.engine.answer import Answer, GenerationRequest
@@ -238,9 +238,9 @@ class BatchEngine:
             with self._changed:
                 self._closing = True
                 jobs = [*self._active, *self._queue]
-                self._active, self._queue = [], deque()
             for job in jobs:
                 job.fail(error)
+            self._remove(jobs)
             self._on_close()
 
     def _wait_for_work(self) -> bool:
@@ -264,10 +264,10 @@ class BatchEngine:
     def _drop_cancelled(self) -> None:
         with self._changed:
             dropped = [job for job in (*self._active, *self._queue) if job.cancelled]
-            self._active = [job for job in self._active if not job.cancelled]
-            self._queue = deque(job for job in self._queue if not job.cancelled)
         for job in dropped:
             job.cancel()
+        if dropped:
+            self._remove(dropped)
 
     def _admit(self) -> None:
         """Takes requests from the queue, the first first, as long as the next one fits."""
@@ -343,17 +343,22 @@ class BatchEngine:
 
     def _leave(self) -> None:
         over = [job for job in self._active if job.is_over]
-        usage = self._runtime.cache_usage()
+        self._remove(over)
         with self._changed:
-            self._usage = usage
-            self._active = [job for job in self._active if not job.is_over]
             for job in over:
                 self._job_s = job.age_s if self._job_s is None else self._job_s + _NEWS * (job.age_s - self._job_s)
 
     def _fail(self, job: BatchJob, error: Exception) -> None:
-        with self._changed:
-            self._active = [other for other in self._active if other is not job]
         job.fail(error)
+        self._remove([job])
+
+    def _remove(self, jobs: Sequence[BatchJob]) -> None:
+        """Takes leave of jobs that have given their pages back. Who looks sees both, or neither."""
+        usage = self._runtime.cache_usage()
+        with self._changed:
+            self._usage = usage
+            self._active = [job for job in self._active if job not in jobs]
+            self._queue = deque(job for job in self._queue if job not in jobs)
 
     def _report(self, start_s: float, n_sequences: int, n_prefill: int, n_decode: int) -> None:
         report = StepReport(time.perf_counter() - start_s, n_sequences, n_prefill, n_decode)
