@@ -152,7 +152,8 @@ def test_prompts_of_a_list_are_all_cancelled(impatient: Running, big: FakeEngine
     big.allow(2)
     big.wait_until(lambda now: now.n_active == 3)
     vanish(client, with_reset=True)
-    big.wait_until(lambda now: now.n_active == 0)
+    now = big.wait_until(lambda now: now.n_active == 0)
+    assert (now.n_queued, now.n_free_pages) == (0, now.n_pages)
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/compl", b"GET /health HTTP/1.1\r\nHost: localhost\r\n"])
@@ -200,7 +201,8 @@ def test_a_client_that_does_not_read(api: httpx.Client, impatient: Running, big:
     client.sendall(post({**HELLO, "stream": True, "logprobs": True, "top_logprobs": 20, "max_tokens": 4000, "n": 2}))
     big.wait_until(lambda now: now.n_queued == 1)
     big.allow()
-    big.wait_until(lambda now: now.n_active == now.n_queued == 0)
+    now = big.wait_until(lambda now: now.n_active == now.n_queued == 0)
+    assert now.n_free_pages + now.n_cached_pages == now.n_pages
     wait_for_cancelled(api, before + 1)  # the engine may be done long before the server gives up
     client.close()
 

@@ -60,13 +60,11 @@ class BatchEngine:
         model_name: str,
         max_active: int,
         max_queued: int,
-        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
             max_active: how many sequences are computed together at most; a request with n samples counts n times.
             max_queued: how many requests may wait.
-            on_close: called when the engine's thread has ended.
 
         Raises:
             ParameterError: `max_active` or `max_queued` is out of its range.
@@ -81,7 +79,6 @@ class BatchEngine:
         self.max_queued = max_queued
         self._runtime = runtime
         self._samplers = samplers
-        self._on_close = on_close
         self._pace = PrefillPace()
         self._listeners: list[StepListener] = []
         self._changed = threading.Condition()
@@ -241,7 +238,6 @@ class BatchEngine:
             for job in jobs:
                 job.fail(error)
             self._remove(jobs)
-            self._on_close()
 
     def _wait_for_work(self) -> bool:
         """Waits; whether the engine goes on."""

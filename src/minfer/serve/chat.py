@@ -13,7 +13,7 @@ from minfer.serve.record import record_of
 from minfer.serve.requests import check_fields, check_model, note_prompt, room, serve_request
 from minfer.serve.schema_chat import ChatRequest, ChatResponse
 from minfer.serve.state import server_state
-from minfer.serve.streaming import EventStream, disconnect, unless_gone
+from minfer.serve.streaming import respond
 from minfer.serve.submission import Submission
 
 router = APIRouter(route_class=JsonRoute)
@@ -47,11 +47,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     )
     submission = Submission(engine, [serve], record_of(request.scope), limits.keep_alive_s)
     run = ChatRun(engine, body, prompt, submission)
-    if body.stream:
-        return EventStream(submission, run.stream(), limits.send_timeout_s)
-    with submission:
-        response = await unless_gone(disconnect(request.receive), run.collect())
-    return Response(response.model_dump_json(), media_type="application/json")
+    return await respond(run, submission, request.receive, streams=bool(body.stream), timeout_s=limits.send_timeout_s)
 
 
 def _max_tokens(body: ChatRequest) -> int | None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from pydantic import BaseModel
 from starlette.responses import Response
@@ -100,3 +100,28 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         except TimeoutError:
             raise ClientGoneError from None
+
+
+class Run(Protocol):
+    """A request at work; one of the two is used, once."""
+
+    async def collect(self) -> BaseModel:
+        """The whole answer."""
+        ...
+
+    def stream(self) -> AsyncGenerator[bytes]:
+        """The answer as server-sent events."""
+        ...
+
+
+async def respond(run: Run, submission: Submission, receive: Receive, *, streams: bool, timeout_s: float) -> Response:
+    """The answer to a client that is there to read it, as it comes or whole.
+
+    Raises:
+        ClientGoneError: the client closed the connection before its whole answer was ready.
+    """
+    if streams:
+        return EventStream(submission, run.stream(), timeout_s)
+    with submission:
+        answer = await unless_gone(disconnect(receive), run.collect())
+    return Response(answer.model_dump_json(), media_type="application/json")
