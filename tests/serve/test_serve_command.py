@@ -82,10 +82,20 @@ def test_keys_from_a_file(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_that_can_t_be_computed_as_asked(tiny: Path) -> None:
-    with command(tiny, "--parallel", "1000") as process:
+    with command(tiny, "--cache-type", "q5_1") as process:
         _, told = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 1
-    assert "error: max_active is 1000" in told
+    assert "error: cache type 'q5_1' is not supported" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("option", ["--parallel=0", "--parallel=65", "--queue=-1"])
+def test_limits_out_of_range_are_refused_by_their_option_before_anything_is_loaded(tiny: Path, option: str) -> None:
+    with command(tiny, option) as process:
+        _, told = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 2
+    assert option.partition("=")[0] in told
+    assert "listening" not in told
     assert "Traceback" not in told
 
 

@@ -12,6 +12,7 @@ import minfer
 from minfer.cli.console import ProgressBar, reports_errors
 from minfer.cli.options import MODEL_HELP, BackendOption, CacheTypeOption, ContextOption, ThreadsOption
 from minfer.engine import BatchEngine
+from minfer.engine.runtime import MAX_OUTPUTS_PER_STEP
 from minfer.errors import ParameterError
 from minfer.hub import resolve_model
 from minfer.settings import read_settings
@@ -27,8 +28,10 @@ def serve(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = "default",
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is all of them.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8080,
-    parallel: Annotated[int, typer.Option(help="Answers that are computed together at most.")] = _PARALLEL,
-    queue: Annotated[int, typer.Option(help="Requests that may wait; more are refused.")] = _QUEUE,
+    parallel: Annotated[
+        int, typer.Option(help="Answers that are computed together at most.", min=1, max=MAX_OUTPUTS_PER_STEP)
+    ] = (_PARALLEL),
+    queue: Annotated[int, typer.Option(help="Requests that may wait; more are refused.", min=0)] = _QUEUE,
     alias: Annotated[
         list[str] | None, typer.Option(help="A further name of the model; may be repeated.", show_default=False)
     ] = None,
@@ -104,9 +107,7 @@ def serve(
     opened: list[minfer.Model] = []
 
     def load() -> BatchEngine:
-        loaded = minfer.load(
-            path, n_ctx, threads, backend, cache_type, n_sequences=max(parallel, 1), progress=ProgressBar()
-        )
+        loaded = minfer.load(path, n_ctx, threads, backend, cache_type, n_sequences=parallel, progress=ProgressBar())
         opened.append(loaded)
         engine = loaded.batch_engine(name, max_active=parallel, max_queued=queue)
         _say(f"{name} is ready")
