@@ -32,7 +32,8 @@ class Running:
 
     def client(self, **options: object) -> httpx.Client:
         """A client that closes its connection after each request, so that stopping the server waits for nobody."""
-        return httpx.Client(base_url=self.url, timeout=TIMEOUT_S, **options)  # type: ignore[arg-type]
+        none_kept = httpx.Limits(max_keepalive_connections=0)
+        return httpx.Client(base_url=self.url, timeout=TIMEOUT_S, limits=none_kept, **options)  # type: ignore[arg-type]
 
     def stop(self) -> None:
         self.server.stop()

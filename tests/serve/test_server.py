@@ -148,7 +148,7 @@ def test_the_access_log(
         api.post(CHAT, json={**ASK, "temperature": -1})
         with guarded.client() as client:
             client.post(CHAT, json=ASK, headers=KEY)
-    wait_for(lambda: len(caplog.records) == 3)  # a line is written after the answer is sent
+        wait_for(lambda: len(caplog.records) == 3)  # a line is written after the answer is sent
     good, bad, with_prompt = [json.loads(record.getMessage()) for record in caplog.records]
     assert good["id"] == answer.headers["x-request-id"]
     assert (good["method"], good["path"], good["status"], good["outcome"]) == ("POST", CHAT, 200, "ok")

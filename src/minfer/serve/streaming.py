@@ -89,7 +89,10 @@ class EventStream(Response):
             record.error, record.outcome = answer.code, Outcome.ERROR
             await self._send(send, event(answer.body()))
         await self._send(send, _END)
-        await asyncio.sleep(0)  # what is sent to a closed connection is dropped in silence: only the watcher knows
+        # What is sent to a closed connection is dropped in silence: only the watcher knows. It takes a turn of the
+        # event loop each until the connection counts as lost, until the watcher hears of it, and until it ends.
+        for _ in range(3):
+            await asyncio.sleep(0)
         if watcher.done():
             raise ClientGoneError
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -79,6 +79,8 @@ class Submission:
                 prompt, event = self._box.popleft()
                 self._note(prompt, event)
                 yield prompt, event
+                if self._box:
+                    await asyncio.sleep(0)  # what has piled up keeps no other request waiting
 
     async def all_events(self) -> list[tuple[int, Event]]:
         """All events, once all prompts are done."""
