@@ -25,7 +25,7 @@ from minfer.quants import GGMLType, dequantise, quantise
 from minfer.simd import KernelIR
 
 F32, F16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q8_0
-SHAPE = AttentionShape(6, 2, 16, 16, F32, F32, 0.25, None)
+SHAPE = AttentionShape(6, 2, 16, 16, F32, F32, 0.25, None, min_run=4)
 UNIT = 2.0**-24
 
 Run = Callable[[KernelIR, Sequence[Array | int | None], Iterable[int], "Step", int], None]
@@ -166,11 +166,11 @@ def seen_cells(step: Step, token: int) -> NDArray[np.int64]:
 def check(step: Step, got: NDArray[np.float32]) -> None:
     """Against the reference, with u = 2**-24 for one rounding.
 
-    Let S bound scale * sum |q[d] k[d]| over what a head sees. A score is off by (head_dim + 2) u S: the fma, the scale
-    and the product. That, the rounding of s - m (2 u S) and of the maxima's differences (2 u S, they telescope), and
-    exp's 2 u are a relative error of each weight. Sums over a page add 64 u, and each fold 5 u at most. All this
-    happens to the numerator and to the denominator, and the division adds u. Weights sum up to 1, so that the result
-    is off by the sum of these times the largest |v|.
+    Let S bound scale * sum |q[d] k[d]| over what a head sees. A score is off by (head_dim + 2) u S at most: the sum,
+    the scale and the product. That, the rounding of s - m (2 u S) and of the maxima's differences (2 u S: they
+    telescope), and exp's 2 u are a relative error of each weight. Sums over a page add 64 u, and each fold 5 u at most.
+    All this happens to the numerator and to the denominator, and the division adds u. Weights sum up to 1, so that the
+    result is off by the sum of these times the largest |v|.
     """
     shape = step.shape
     k = dequantise(shape.k_type, step.k, shape.head_dim).astype(np.float64)

@@ -25,7 +25,7 @@ from attention_runner import (
     traced,
 )
 from cpu_runner import INTERPRETER, TARGETS, aligned, same_bits
-from minfer.backends.cpu.kernels import attention, attention_page
+from minfer.backends.cpu.kernels import attention, attention_arithmetic, attention_by_heads, attention_by_tokens
 from minfer.backends.cpu.kernels.attention import AttentionShape, trace_attention_tiles
 from minfer.errors import UnsupportedError
 from minfer.quants import GGMLType, dequantise
@@ -36,6 +36,7 @@ SHAPES = {
     "group of 3": SHAPE,
     "group of 1": replace(SHAPE, n_heads=2),
     "group of 7": replace(SHAPE, n_heads=7, n_kv_heads=1),
+    "group of 9": replace(SHAPE, n_heads=9, n_kv_heads=1),
     "group of 20": replace(SHAPE, n_heads=20, n_kv_heads=1),
     "wide": replace(SHAPE, head_dim=64, value_dim=128, scale=0.125),
     "odd widths": replace(SHAPE, head_dim=21, value_dim=27),
@@ -66,9 +67,9 @@ def test_every_target_gives_the_same_bits(target: str) -> None:
 
 
 def test_the_interpreter_gives_the_same_bits_and_finds_no_access_out_of_bounds() -> None:
-    shape = AttentionShape(2, 1, 9, 5, F16, F32, 0.25, 60)
+    # So that the tile has both a token alone and a run, with nothing behind it.
+    shape = AttentionShape(2, 1, 9, 5, F16, F32, 0.25, 60, min_run=4)
     step = make_step(shape, [1, 67, 68, 69, 70], starts=[1, 0, 0, 0, 0], pages=[1, 0])
-    assert shape.min_run == 4  # so that the tile has both a token alone and a run, with nothing behind it
     want = by_tiles(step)
     assert same_bits(want, by_tiles(step, running_on(INTERPRETER)))
     part = step.tokens(3, 5)
@@ -257,15 +258,34 @@ def test_a_wrong_mapping_of_heads_is_noticed() -> None:
 
 
 def test_a_fold_without_rescaling_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = attention_page._Factors.between
+    real = attention_arithmetic.Factors.between
 
-    def without_alpha(k: Kernel, before: Value, largest: Value, total: Value) -> attention_page._Factors:
+    def without_alpha(k: Kernel, before: Value, largest: Value, total: Value) -> attention_arithmetic.Factors:
         return replace(real(k, before, largest, total), alpha=k.const(vec(f32, before.lanes), 1.0))
 
-    monkeypatch.setattr(attention_page._Factors, "between", without_alpha)
+    monkeypatch.setattr(attention_arithmetic.Factors, "between", without_alpha)
     step = make_step(SHAPE, VISIBLE)
     with pytest.raises(AssertionError, match="allowed difference"):
         check(step, by_tiles(step, kernel=trace_attention_tiles(SHAPE)))
+
+
+def test_sums_that_end_up_with_another_head_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = attention_by_heads._add_lanes
+    monkeypatch.setattr(attention_by_heads, "_add_lanes", lambda k, sums: real(k, [sums[i ^ 1] for i in range(8)]))
+    step = make_step(SHAPE, VISIBLE[:3])
+    with pytest.raises(AssertionError, match="allowed difference"):
+        check(step, by_tiles(step, kernel=trace_attention_tiles(SHAPE)))
+
+
+def test_parts_that_are_added_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the bits, which then differ between a run and a token alone."""
+    step = make_step(SHAPE, VISIBLE[3:19])
+    want = by_tiles(step)
+    monkeypatch.setattr(attention_by_tokens, "PART_ORDER", ((0, 1), (2, 3), (4, 5), (6, 7)))
+    got = by_tiles(step, kernel=trace_attention_tiles(SHAPE))
+    check(step, got)
+    assert not same_bits(got, want)
+    assert same_bits(want, by_splits(step))
 
 
 @pytest.mark.parametrize("what", ["_mask", "_sees"])
@@ -273,9 +293,9 @@ def test_a_mask_that_is_left_out_is_noticed(what: str, monkeypatch: pytest.Monke
     step = make_step(SHAPE, [5, 6, 40, 100, 110, 140], pages=[0, 1, 2])
     want = by_tiles(step)
     if what == "_mask":
-        monkeypatch.setattr(attention_page, "_mask", lambda *_: None)
+        monkeypatch.setattr(attention_by_tokens, "_mask", lambda *_: None)
     else:
-        monkeypatch.setattr(attention_page, "_sees", lambda k, limits, j: limits[0] < limits[1])
+        monkeypatch.setattr(attention_by_tokens, "_sees", lambda k, limits, j: limits[0] < limits[1])
     kernel = trace_attention_tiles(SHAPE)
     assert not same_bits(want[2], by_tiles(poisoned(step, 2), kernel=kernel)[2])
 

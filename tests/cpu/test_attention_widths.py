@@ -24,7 +24,7 @@ WIDTHS = {
 
 
 def shape_of(head_dim: int, value_dim: int, k_type: GGMLType, v_type: GGMLType) -> AttentionShape:
-    return AttentionShape(4, 2, head_dim, value_dim, k_type, v_type, float(np.float32(head_dim**-0.5)), None)
+    return AttentionShape(4, 2, head_dim, value_dim, k_type, v_type, float(np.float32(head_dim**-0.5)), None, min_run=2)
 
 
 def check_paths(shape: AttentionShape, target: str) -> None:
@@ -69,7 +69,6 @@ def test_the_interpreter(head_dim: int, value_dim: int, k_type: GGMLType, v_type
     after the last one, which a token sees to its end."""
     shape = shape_of(head_dim, value_dim, k_type, v_type)
     step = make_step(replace(shape, n_heads=2), [62, 66, 64], starts=[0, 0, 2], pages=[1, 0, 2])
-    assert step.shape.min_run == 2
     want = by_tiles(step)
     assert same_bits(want, by_tiles(step, running_on(INTERPRETER)))
     assert same_bits(want[2:], by_splits(step.tokens(2, 3), running_on(INTERPRETER)))

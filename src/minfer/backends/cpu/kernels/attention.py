@@ -1,25 +1,24 @@
 """Attention on three entries: `tiles` for prompts; `split` and `combine` for a few tokens. One arithmetic:
-`attention_page.py`.
+`attention_arithmetic.py`.
 
-- tiles: a chunk is 16 tokens and one KV head. Tokens of one sequence are done together: lanes are tokens, and the query
-  heads of the group take turns over each page, so that a page is read from memory once. Where a tile has but few
-  tokens of a sequence, lanes are the query heads of the group, one token after the other.
+- tiles: a chunk is 16 tokens and one KV head. Tokens of one sequence are done together (`attention_by_tokens.py`): the
+  query heads of the group take turns over each page, so that a page is read from memory once. Where a tile has but few
+  tokens of a sequence, they are done one after the other (`attention_by_heads.py`).
 - split: a chunk is one token, one of `N_SPLITS` ranges of its pages and one KV head, so that all threads have work
-  however few the heads are. Lanes are the query heads of the group. Partial results of all pages go to a buffer.
+  however few the heads are. Partial results of all pages go to a buffer.
 - combine: a chunk is one token and one KV head: folds its pages' partial results in order.
 
 Argument block: 0 q f32 [n, n_heads, head_dim], 1 K region, 2 V region, 3 y f32 [n, n_heads, value_dim], 4 partial
 results, 5 for how many pages of a sequence they have room. y must not overlap what is read. Numerics: sums over a
-page by fma, one after the other, pages folded one after the other; the error grows with 64 + head_dim + the number of
-pages units roundoff. Bound by fma at prefill; at decode by reading K and V from memory, and by broadcasts where they
-are in the cache. Source: Vaswani et al. (2017); the fold is that of online softmax (Milakov and Gimelshein, 2018);
-pages: Kwon et al. (2023).
+page by fma, pages folded one after the other; the error grows with 64 + head_dim / 8 + the number of pages units
+roundoff. Bound by fma at prefill; at decode by reading K and V from memory. Source: Vaswani et al. (2017); the fold is
+that of online softmax (Milakov and Gimelshein, 2018); pages: Kwon et al. (2023).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from minfer.backends.cpu.convention import (
     StepWord,
@@ -30,16 +29,11 @@ from minfer.backends.cpu.convention import (
     tape_kernel,
     thread_scratch,
 )
-from minfer.backends.cpu.kernels.attention_page import (
-    PackedRows,
-    Page,
-    PageShape,
-    Visible,
-    attend_page,
-    begin_fold,
-    finish_fold,
-    fold_page,
-)
+from minfer.backends.cpu.kernels import attention_by_heads as by_heads
+from minfer.backends.cpu.kernels import attention_by_tokens as by_tokens
+from minfer.backends.cpu.kernels.attention_arithmetic import PackedRows
+from minfer.backends.cpu.kernels.attention_by_heads import HeadGroup, TokenPage
+from minfer.backends.cpu.kernels.attention_by_tokens import Page, TokenLanes, Visible
 from minfer.backends.cpu.kernels.kv_rows import cell_bytes, load_row
 from minfer.backends.cpu.kernels.transpose import load_columns, store_rows
 from minfer.errors import UnsupportedError
@@ -52,14 +46,14 @@ N_SPLITS = 8
 MAX_SPLIT_ROWS = 4
 """Up to so many tokens, split and combine are used."""
 CACHE_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.Q8_0)
-_DIMS_A_LINE = 16
 
 
 @dataclass(frozen=True)
 class AttentionShape:
     """What a kernel is traced for.
 
-    `vector_bytes` is the target's: it decides how many sums are kept in registers, and no bit of a result.
+    `vector_bytes` is the target's: it decides how many sums are kept in registers. Neither that nor `min_run` changes a
+    bit of a result.
 
     Raises:
         UnsupportedError: a cache of another type than `CACHE_TYPES`.
@@ -74,6 +68,9 @@ class AttentionShape:
     scale: float
     window: int | None
     vector_bytes: int = 64
+    min_run: int = 14
+    """Tokens of one sequence in a tile from which on they are done together. Measured with groups of 3, 6 and 7: alone,
+    15 take as long as 16 together."""
 
     def __post_init__(self) -> None:
         for name, ggml_type in (("keys", self.k_type), ("values", self.v_type)):
@@ -86,24 +83,12 @@ class AttentionShape:
         return self.n_heads // self.n_kv_heads
 
     @property
-    def by_heads(self) -> PageShape:
-        """Lanes are the heads of a group: 4, 8, 16 or a multiple of 16."""
-        lanes = next((n for n in (4, 8, 16) if n >= self.group), -(-self.group // 16) * 16)
-        return PageShape(lanes, self.head_dim, self.value_dim, self.scale, self.vector_bytes)
+    def heads(self) -> HeadGroup:
+        return HeadGroup(self.group, self.head_dim, self.value_dim, self.scale, self.vector_bytes)
 
     @property
-    def by_tokens(self) -> PageShape:
-        """Lanes are the tokens of a tile."""
-        return PageShape(TILE_TOKENS, self.head_dim, self.value_dim, self.scale, self.vector_bytes)
-
-    @property
-    def min_run(self) -> int:
-        """Tokens of one sequence in a tile from which on they are done together.
-
-        That is a pass over a page for each head, with vectors of 64 bytes; tokens alone are a pass for each token, in
-        half the time where vectors of 32 bytes hold a group. Measured: 6 tokens for a group of 3, 12 for one of 7.
-        """
-        return max(2, self.group * 2 if self.by_heads.lanes < TILE_TOKENS else self.group)
+    def tokens(self) -> TokenLanes:
+        return TokenLanes(TILE_TOKENS, self.head_dim, self.value_dim, self.scale, self.vector_bytes)
 
     @property
     def page_floats(self) -> int:
@@ -114,21 +99,19 @@ class AttentionShape:
 
     def partials_bytes(self, max_pages: int) -> int:
         """Bytes of the buffer of partial results, for sequences of up to so many pages."""
-        return 4 * MAX_SPLIT_ROWS * self.n_kv_heads * max_pages * self.by_heads.partial_floats
+        return 4 * MAX_SPLIT_ROWS * self.n_kv_heads * max_pages * self.heads.partial_floats
 
     @property
     def tiles_scratch_bytes(self) -> int:
-        """Bytes that `tiles` needs: room for converted pages, and the queries and states of a run or of a token."""
-        tiles, heads = self.by_tokens, self.by_heads
-        a_run = self.group * (self.head_dim * tiles.lanes + tiles.partial_floats) + PAGE_SIZE * tiles.lanes
-        a_token = self.head_dim * heads.lanes + heads.partial_floats + PAGE_SIZE * heads.lanes
-        return 4 * (self.page_floats + max(a_run, a_token))
+        """Bytes that `tiles` needs: room for converted pages, and the queries and states of a run; or for a token."""
+        lanes, a_state = self.tokens.lanes, self.tokens.state_floats
+        a_run = self.page_floats + self.group * (self.head_dim * lanes + a_state) + PAGE_SIZE * lanes
+        return max(4 * a_run, self.split_scratch_bytes)
 
     @property
     def split_scratch_bytes(self) -> int:
-        """Bytes that `split` and `combine` need."""
-        heads = self.by_heads
-        return 4 * (self.page_floats + max((self.head_dim + PAGE_SIZE) * heads.lanes, heads.partial_floats))
+        """Bytes that `split` and `combine` need: weights and a state."""
+        return 4 * (PAGE_SIZE * self.heads.weight_lanes + self.heads.partial_floats)
 
 
 @dataclass(frozen=True)
@@ -157,8 +140,7 @@ class _Tracing:
         self.k, self.args, self.step, self.chunk = tape_kernel(name)
         self.keys = _Side(1, shape.head_dim, shape.k_type, shape.n_kv_heads)
         self.values = _Side(2, shape.value_dim, shape.v_type, shape.n_kv_heads)
-        # Converted pages come first in the scratch memory.
-        self.scratch = thread_scratch(self.k).cast(f32) + shape.page_floats
+        self.scratch = thread_scratch(self.k).cast(f32)
 
     def queries(self, token: Value, head: Value) -> Value:
         """Where a token's queries of a KV head's group begin."""
@@ -175,7 +157,7 @@ class _Tracing:
         """Where the partial results of a token and KV head begin, page by page."""
         shape = self.shape
         which = token * shape.n_kv_heads + head
-        one = shape.by_heads.partial_floats
+        one = shape.heads.partial_floats
         return argument_pointer(self.k, self.args, 4, f32) + which * (argument(self.k, self.args, 5) * one)
 
     def page_start(self, token: Value) -> Value:
@@ -200,14 +182,12 @@ class _Tracing:
         page = self.k.load(step_pointer(self.k, self.step, StepWord.PAGES, i32) + index).to(i64)
         start = page * (PAGE_SIZE * side.stride_bytes) + head * side.row_bytes
         region = argument_pointer(self.k, self.args, side.word, u8)
-        return PackedRows(region.offset_bytes(start), side.stride_bytes, side.row_bytes)
+        return PackedRows(region.offset_bytes(start), side.stride_bytes, side.width, side.ggml_type)
 
     def load_page(self, index: Value, head: Value, visible: Visible) -> Page:
-        """A page as f32: in place, or converted."""
-        room = thread_scratch(self.k).cast(f32)
-        keys = self._as_f32(self.keys, index, head, visible, room)
-        if self.shape.k_type is not GGMLType.F32:
-            room = room + PAGE_SIZE * self.shape.head_dim
+        """A page as f32: in place, or converted, to the begin of the scratch memory."""
+        keys = self._as_f32(self.keys, index, head, visible, self.scratch)
+        room = self.scratch if self.shape.k_type is GGMLType.F32 else self.scratch + PAGE_SIZE * self.shape.head_dim
         return Page(*keys, *self._as_f32(self.values, index, head, visible, room))
 
     def _as_f32(self, side: _Side, index: Value, head: Value, visible: Visible, room: Value) -> tuple[Value, int]:
@@ -215,8 +195,7 @@ class _Tracing:
         if side.ggml_type is GGMLType.F32:
             return rows.start.cast(f32), side.stride_bytes // 4
         with k.loop(visible.first, visible.stop) as j:
-            row = rows.start.offset_bytes(j * side.stride_bytes)
-            load_row(k, row, room + j * side.width, side.width, side.ggml_type)
+            load_row(k, rows.row(j), room + j * side.width, side.width, side.ggml_type)
         return room, side.width
 
 
@@ -232,21 +211,21 @@ def trace_attention_split(shape: AttentionShape) -> KernelIR:
     begin, end = (first_page + n_pages * (split + i) // N_SPLITS for i in range(2))
     with k.if_(begin < end):
         partials = t.partials(token, head)
-        one = shape.by_heads.partial_floats
-        _attend_token(t, token, head, (begin, end), t.scratch, lambda p: partials + p * one, fold=False)
+        one = shape.heads.partial_floats
+        _attend_token(t, token, head, (begin, end), lambda p: partials + p * one, fold=False)
     return k.finish()
 
 
 def trace_attention_combine(shape: AttentionShape) -> KernelIR:
     """The fold of all pages of one token and KV head."""
     t = _Tracing(shape, "attention_combine")
-    k, heads, state = t.k, shape.by_heads, t.scratch
+    k, heads, state = t.k, shape.heads, t.scratch
     token, head = t.chunk // shape.n_kv_heads, t.chunk % shape.n_kv_heads
     partials = t.partials(token, head)
-    begin_fold(k, heads, state)
+    by_heads.begin_fold(k, heads, state)
     with k.loop(*t.pages(token)) as p:
-        fold_page(k, heads, state, partials + p * heads.partial_floats)
-    _store_token(t, state, token, head)
+        by_heads.fold_page(k, heads, state, partials + p * heads.partial_floats)
+    by_heads.finish_fold(k, heads, state, t.results(token, head))
     return k.finish()
 
 
@@ -269,70 +248,50 @@ def trace_attention_tiles(shape: AttentionShape) -> KernelIR:
         with k.if_(n_run >= shape.min_run):
             _attend_run(t, first, n_run, head)
         with k.else_(), k.loop(first, after.get()) as token:
-            state = t.scratch + (shape.head_dim + PAGE_SIZE) * shape.by_heads.lanes
-            begin_fold(k, shape.by_heads, state)
-            _attend_token(t, token, head, t.pages(token), t.scratch, lambda _: state, fold=True)
-            _store_token(t, state, token, head)
+            state = t.scratch + PAGE_SIZE * shape.heads.weight_lanes
+            by_heads.begin_fold(k, shape.heads, state)
+            _attend_token(t, token, head, t.pages(token), lambda _: state, fold=True)
+            by_heads.finish_fold(k, shape.heads, state, t.results(token, head))
         at.set(after.get())
     return k.finish()
 
 
 def _attend_token(
-    t: _Tracing,
-    token: Value,
-    head: Value,
-    pages: tuple[Value, Value],
-    scratch: Value,
-    out: Callable[[Value], Value],
-    *,
-    fold: bool,
+    t: _Tracing, token: Value, head: Value, pages: tuple[Value, Value], out: Callable[[Value], Value], *, fold: bool
 ) -> None:
     """A token attends to pages, from the first to before the last, at least one. `out` tells where the result of a page
-    goes. `scratch` holds the queries and weights, (head_dim + 64) times the lanes."""
-    k, shape, heads = t.k, t.shape, t.shape.by_heads
+    goes."""
+    k, shape = t.k, t.shape
     begin, end = pages
     page_start = t.page_start(token)
     stop = t.stop(token).to(i64)
     first = t.first(stop)
-    in_place = shape.page_floats == 0
-    sides = (t.keys,) if in_place else (t.keys, t.values)
-    for side in sides:
-        rows = t.rows(side, page_start + begin, head)
-        with k.loop(0, PAGE_SIZE) as j:
-            for d in range(0, side.width, _DIMS_A_LINE):
-                rows.ask(k, j, d, side.width)
-    queries, weights = scratch, scratch + shape.head_dim * heads.lanes
-    load_columns(k, t.queries(token, head), shape.head_dim, shape.group, shape.head_dim, queries, heads.lanes)
+    keys = t.rows(t.keys, page_start + begin, head)
+    with k.loop(0, PAGE_SIZE) as j:
+        keys.ask(k, j, 0, shape.head_dim)
     with k.loop(begin, end) as p:
         start = p * PAGE_SIZE
-        visible = Visible(k.maximum(first - start, 0), k.minimum(stop - start, PAGE_SIZE))
-        page = t.load_page(page_start + p, head, visible)
-        following = page_start + k.minimum(p + 1, end - 1)
-        if in_place:
-            ask = t.rows(t.values, page_start + p, head), t.rows(t.keys, following, head)
-        else:
-            ask = t.rows(t.keys, following, head), t.rows(t.values, following, head)
-        page = replace(page, ask_first=ask[0], ask_then=ask[1])
-        attend_page(k, heads, queries, page, visible, weights, out(p), fold=fold)
-
-
-def _store_token(t: _Tracing, state: Value, token: Value, head: Value) -> None:
-    k, shape, heads = t.k, t.shape, t.shape.by_heads
-    columns = finish_fold(k, heads, state)
-    store_rows(k, columns, heads.lanes, shape.value_dim, shape.group, t.results(token, head), shape.value_dim)
+        page = TokenPage(
+            keys=t.rows(t.keys, page_start + p, head),
+            values=t.rows(t.values, page_start + p, head),
+            following=t.rows(t.keys, page_start + k.minimum(p + 1, end - 1), head),
+            first=k.maximum(first - start, 0),
+            stop=k.minimum(stop - start, PAGE_SIZE),
+        )
+        by_heads.attend_page(k, shape.heads, t.queries(token, head), page, t.scratch, out(p), fold=fold)
 
 
 def _attend_run(t: _Tracing, begin: Value, n_run: Value, head: Value) -> None:
     """Tokens of one sequence, one a lane. Lanes without a token repeat the last one."""
-    k, shape, tiles = t.k, t.shape, t.shape.by_tokens
-    lanes, one_query, one_state = tiles.lanes, shape.head_dim * tiles.lanes, tiles.partial_floats
-    weights = t.scratch
+    k, shape, tiles = t.k, t.shape, t.shape.tokens
+    lanes, one_query, one_state = tiles.lanes, shape.head_dim * tiles.lanes, tiles.state_floats
+    weights = t.scratch + shape.page_floats
     queries = weights + PAGE_SIZE * lanes
     states = queries + shape.group * one_query
     q, stride = t.queries(begin, head), shape.n_heads * shape.head_dim
     with k.loop(0, shape.group) as g:
         load_columns(k, q + g * shape.head_dim, stride, n_run, shape.head_dim, queries + g * one_query, lanes)
-        begin_fold(k, tiles, states + g * one_state)
+        by_tokens.begin_fold(k, tiles, states + g * one_state)
     stop = k.const(vec(i32, lanes), 0)
     for lane in range(lanes):
         stop = k.insert(stop, lane, t.stop(begin + k.minimum(n_run - 1, lane)))
@@ -349,8 +308,8 @@ def _attend_run(t: _Tracing, begin: Value, n_run: Value, head: Value) -> None:
         page = t.load_page(page_start + p, head, visible)
         with k.loop(0, shape.group) as g:
             state = states + g * one_state
-            attend_page(k, tiles, queries + g * one_query, page, visible, weights, state, fold=True)
+            by_tokens.attend_page(k, tiles, queries + g * one_query, page, visible, weights, state)
     y, stride = t.results(begin, head), shape.n_heads * shape.value_dim
     with k.loop(0, shape.group) as g:
-        columns = finish_fold(k, tiles, states + g * one_state)
+        columns = by_tokens.finish_fold(k, tiles, states + g * one_state)
         store_rows(k, columns, lanes, shape.value_dim, n_run, y + g * shape.value_dim, stride)

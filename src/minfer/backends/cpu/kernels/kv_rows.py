@@ -48,20 +48,28 @@ def _store_q8_0(k: Kernel, row: Value, to: Value) -> None:
 
 def load_row(k: Kernel, row: Value, to: Value, width: int, ggml_type: GGMLType) -> None:
     """Reads a packed row into f32 [width] at `to`."""
-    if ggml_type is GGMLType.Q8_0:
-        with k.loop(0, width // _BLOCK) as block:
-            at = row.offset_bytes(block * _BLOCK_BYTES)
-            d = k.splat(k.load(at.cast(f16), align=1).to(f32), _BLOCK)
-            q = k.load(at.offset_bytes(2).cast(i8), _BLOCK).to(i32).to(f32)
-            k.store(to + block * _BLOCK, q * d)
-        return
-    with k.loop(0, width, _LANES) as i:
-        mask = k.first_lanes(width - i, _LANES)
-        if ggml_type is GGMLType.F16:
-            value = k.load(row.cast(f16) + i, _LANES, mask=mask).to(f32)
-        else:
-            value = k.load(row.cast(f32) + i, _LANES, mask=mask)
-        k.store(to + i, value, mask=mask)
+    lanes = _BLOCK if ggml_type is GGMLType.Q8_0 else _LANES
+    n_whole = width // lanes * lanes
+    with k.loop(0, n_whole, lanes) as d:
+        k.store(to + d, load_values(k, row, d, lanes, ggml_type))
+    if n_whole < width:
+        mask = k.first_lanes(width - n_whole, lanes)
+        k.store(to + n_whole, load_values(k, row, n_whole, lanes, ggml_type, mask), mask=mask)
+
+
+def load_values(
+    k: Kernel, row: Value, d: Value | int, lanes: int, ggml_type: GGMLType, mask: Value | None = None
+) -> Value:
+    """The values d, d + 1, ... of a packed row as f32; of q8_0, no more than lie in one block."""
+    match ggml_type:
+        case GGMLType.F32:
+            return k.load(row.cast(f32) + d, lanes, mask=mask)
+        case GGMLType.F16:
+            return k.load(row.cast(f16) + d, lanes, mask=mask).to(f32)
+        case _:
+            block = row.offset_bytes(d // _BLOCK * _BLOCK_BYTES)
+            scale = k.splat(k.load(block.cast(f16), align=1).to(f32), lanes)
+            return k.load(block.offset_bytes(d % _BLOCK + 2).cast(i8), lanes, mask=mask).to(i32).to(f32) * scale
 
 
 def cell_bytes(n_kv_heads: int, width: int, ggml_type: GGMLType) -> int:
