@@ -91,7 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=BACKEND_NAMES, default=BACKEND_NAMES[0])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--cache-type", default="f32")
+    parser.add_argument("--cache-type", default="f16")
     parser.add_argument("--draws", type=int, default=1)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

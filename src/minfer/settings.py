@@ -5,7 +5,7 @@
 | `MINFER_CACHE_DIR` | where downloaded models (and compiled kernels) are kept; default: the user's cache directory |
 | `MINFER_BACKEND` | the backend to use where the caller names none |
 | `MINFER_ISA` | the instruction set that the CPU backend uses, instead of the best there is |
-| `MINFER_CACHE_TYPE` | the type of the KV cache where the caller names none: `f32`, `f16`, `q8_0`, or `k:f16,v:q8_0` |
+| `MINFER_CACHE_TYPE` | the type of the KV cache where the caller names none: `f16`, `f32`, `q8_0`, or `k:f16,v:q8_0` |
 | `MINFER_TRACE` | a file to write a trace of every node of every step to |
 | `MINFER_DUMP_DIR` | a directory to write every layer's hidden state to |
 """

@@ -61,7 +61,7 @@ def test_stats_show_the_pipeline_the_cache_and_what_was_dropped(cli, tiny: Path)
     done = cli("run", "hello", "--raw", "-m", tiny, "-n", "60", "--ignore-eos", "--stats", *options, "--n-ctx", "40")
     assert "sampling: penalties -> top_k -> typical_p -> top_p -> temperature -> draw" in done.stderr
     # 3 layers x (keys + values) x 2 heads x 16 values x 4 bytes
-    assert "KV cache: 768 bytes a position, " in done.stderr
+    assert "KV cache: 384 bytes a position, " in done.stderr
     assert "dropped" not in done.stderr
     done = cli(
         "run", "hello", "--raw", "-m", tiny, "-n", "60", "--ignore-eos", "--stats", "--n-ctx", "40", "--context-shift"

@@ -25,8 +25,8 @@ F32, F16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q8_0
         ("q8_0", Q8_0, Q8_0),
         ("k:f16,v:q8_0", F16, Q8_0),
         ("v:f16, k:q8_0", Q8_0, F16),
-        ("v:q8_0", F32, Q8_0),
-        ("k:f16", F16, F32),
+        ("v:q8_0", F16, Q8_0),
+        ("k:f32", F32, F16),
     ],
 )
 def test_as_they_are_written(text: str, k: GGMLType, v: GGMLType) -> None:
@@ -72,15 +72,15 @@ def test_no_whole_number_of_blocks(hparams: HParams) -> None:
 def test_a_model_has_what_was_asked_for(text: str, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_path(tiny_dir, "qwen3")
     want = parse_cache_type(text)
-    monkeypatch.setenv("MINFER_CACHE_TYPE", "f16")
+    monkeypatch.setenv("MINFER_CACHE_TYPE", "f32")
     with minfer.load(path, cache_type=text, backend="reference") as model:
         assert model._runtime.store.cache_types == (want.k, want.v)
         assert model._runtime.cache_usage().position_bytes == position_bytes(model.hparams, want)
     with minfer.load(path, backend="reference") as model:
-        assert model._runtime.store.cache_types == (F16, F16)
+        assert model._runtime.store.cache_types == (F32, F32)
     monkeypatch.delenv("MINFER_CACHE_TYPE")
     with minfer.load(path, backend="reference") as model:
-        assert model._runtime.store.cache_types == (F32, F32)
+        assert model._runtime.store.cache_types == (F16, F16)
 
 
 def test_a_type_of_the_environment_that_is_not_supported(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

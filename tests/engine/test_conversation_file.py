@@ -219,7 +219,7 @@ def test_files_that_are_no_conversation_of_this_model(small: minfer.Model, tiny_
     whole = path.read_bytes()
     for spec, options, error, message in (
         ("qwen2", {}, SessionFileError, "it was saved with another model: Tiny llama"),
-        ("llama-gqa", {"cache_type": "f16"}, SessionFileError, "its cache has keys in f32"),
+        ("llama-gqa", {"cache_type": "f32"}, SessionFileError, "its cache has keys in f16"),
         ("llama-gqa", {"n_ctx": 20}, ContextError, "the context has 20"),
     ):
         with minfer.load(tiny_path(tiny_dir, spec), **options) as other, pytest.raises(error, match=message):

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import minfer
 from minfer.errors import ParameterError
 from plain_forward import plain_forward
+from tiny_load import tiny_path
 from tiny_models import TINY_SPECS, load_weights
 
 TOKENS = np.random.default_rng(7).integers(0, 300, 150).tolist()
 
 
-def test_all_rows_are_those_of_the_plain_forward_pass(model: minfer.Model, tiny_dir) -> None:
-    want = plain_forward(TINY_SPECS["llama-gqa"], load_weights(tiny_dir / "llama-gqa.gguf"), TOKENS)
-    got = model.logits(TOKENS, all=True)
+def test_all_rows_are_those_of_the_plain_forward_pass(tiny_dir: Path) -> None:
+    path = tiny_path(tiny_dir)
+    want = plain_forward(TINY_SPECS["llama-gqa"], load_weights(path), TOKENS)
+    with minfer.load(path, cache_type="f32") as exact:
+        got = exact.logits(TOKENS, all=True)
     assert (got.shape, got.dtype) == (want.shape, np.float32)
     np.testing.assert_allclose(got, want, atol=1e-5)
 
@@ -50,12 +55,10 @@ def test_bad_tokens(model: minfer.Model, tokens: list[int]) -> None:
 
 
 @pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
-def test_smaller_cache_types_stay_near(tiny_dir, cache_type: str) -> None:
-    from tiny_load import tiny_path
-
+def test_smaller_cache_types_stay_near(tiny_dir: Path, cache_type: str) -> None:
     # A head of 64 values, a whole number of q8_0 blocks.
     path = tiny_path(tiny_dir, "llama-k-quants")
-    with minfer.load(path) as exact, minfer.load(path, cache_type=cache_type) as rounded:
+    with minfer.load(path, cache_type="f32") as exact, minfer.load(path, cache_type=cache_type) as rounded:
         a, b = exact.logits(TOKENS), rounded.logits(TOKENS)
     assert not np.array_equal(a, b)
     assert np.corrcoef(a, b)[0, 1] > 0.999

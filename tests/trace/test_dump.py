@@ -24,7 +24,7 @@ TOKENS = [5, 6, 7, 8]
 def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "dump"
     monkeypatch.setenv("MINFER_DUMP_DIR", str(directory))
-    with minfer.load(tiny_path(tmp_path)) as model:
+    with minfer.load(tiny_path(tmp_path), cache_type="f32") as model:
         model.generate(TOKENS, max_tokens=2, temperature=0, ignore_eos=True)
     return directory
 

@@ -26,7 +26,7 @@ CacheTypeOption = Annotated[
     str | None,
     typer.Option(
         "--cache-type",
-        help="Type of the KV cache: f32, f16 or q8_0; of keys and values apart: k:f16,v:q8_0.",
+        help="Type of the KV cache: f16 (the default), f32 or q8_0; of keys and values apart: k:f16,v:q8_0.",
         rich_help_panel=MODEL_PANEL,
     ),
 ]

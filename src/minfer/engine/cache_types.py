@@ -13,11 +13,11 @@ from minfer.quants import GGMLType, block_geometry, row_bytes
 CACHE_TYPES: Final[Mapping[str, GGMLType]] = MappingProxyType(
     {"f32": GGMLType.F32, "f16": GGMLType.F16, "q8_0": GGMLType.Q8_0}
 )
-DEFAULT_CACHE_TYPE: Final = "f32"
+DEFAULT_CACHE_TYPE: Final = "f16"
 
 
 def parse_cache_type(text: str) -> KVTypes:
-    """The types of keys and values: `q8_0` for both, or `k:f16,v:q8_0`; where one of the two is left out, it is f32.
+    """The types of keys and values: `q8_0` for both, or `k:f16,v:q8_0`; where one of the two is left out, it is f16.
 
     Raises:
         UnsupportedError: a type that is none of `CACHE_TYPES`.

@@ -49,7 +49,7 @@ def load(
         threads: how many threads compute; by default the backend decides.
         backend: by default `MINFER_BACKEND`, or the first of `minfer.backends.BACKEND_NAMES`.
         cache_type: the type of the KV cache, f32, f16 or q8_0, or of its keys and values, as in `k:f16,v:q8_0`; by
-            default `MINFER_CACHE_TYPE`, or f32.
+            default `MINFER_CACHE_TYPE`, or f16.
         n_sequences: how many sequences of full length the KV cache has room for. Its memory is taken from the system
             only as it is used.
         prefix_cache_bytes: how much of the KV cache finished sequences may keep, for prompts that begin like them; 0
