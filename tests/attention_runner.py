@@ -19,6 +19,7 @@ from minfer.backends.cpu.kernels.attention import (
     trace_attention_combine,
     trace_attention_split,
     trace_attention_tiles,
+    trace_attention_tokens,
 )
 from minfer.backends.reference.attention import attend
 from minfer.quants import GGMLType, dequantise, quantise
@@ -115,6 +116,19 @@ def by_tiles(
         every if chunks is None else chunks,
         step,
         shape.tiles_scratch_bytes,
+    )
+    return y
+
+
+def by_single_tokens(step: Step, run: Run = COMPILED) -> NDArray[np.float32]:
+    y, shape = step.empty(), step.shape
+    chunks = reversed(range(len(step.q) * shape.n_kv_heads))
+    run(
+        traced(trace_attention_tokens, shape),
+        [step.q, step.k, step.v, y, None],
+        chunks,
+        step,
+        shape.split_scratch_bytes,
     )
     return y
 

@@ -13,6 +13,7 @@ from attention_runner import (
     Q8_0,
     SHAPE,
     Step,
+    by_single_tokens,
     by_splits,
     by_tiles,
     check,
@@ -49,11 +50,12 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_both_paths_are_right_and_give_the_same_bits(name: str) -> None:
+def test_all_paths_are_right_and_give_the_same_bits(name: str) -> None:
     step = make_step(SHAPES[name], VISIBLE)
     tiles = by_tiles(step)
     check(step, tiles)
     assert same_bits(tiles, by_splits(step))
+    assert same_bits(tiles, by_single_tokens(step))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -74,6 +76,7 @@ def test_the_interpreter_gives_the_same_bits_and_finds_no_access_out_of_bounds()
     assert same_bits(want, by_tiles(step, running_on(INTERPRETER)))
     part = step.tokens(3, 5)
     assert same_bits(want[3:], by_splits(part, running_on(INTERPRETER)))
+    assert same_bits(want[3:], by_single_tokens(part, running_on(INTERPRETER)))
 
 
 @pytest.mark.parametrize("n_splits", [1, 3, 50])

@@ -1,9 +1,10 @@
-"""Attention on three entries: `tiles` for prompts; `split` and `combine` for a few tokens. One arithmetic:
-`attention_arithmetic.py`.
+"""Attention: `tiles` for prompts, `tokens` for a batch of sequences, `split` and `combine` for a few tokens. One
+arithmetic: `attention_arithmetic.py`.
 
 - tiles: a chunk is 16 tokens and one KV head. Tokens of one sequence are done together (`attention_by_tokens.py`): the
   query heads of the group take turns over each page, so that a page is read from memory once. Where a tile has but few
   tokens of a sequence, they are done one after the other (`attention_by_heads.py`).
+- tokens: a chunk is one token and one KV head.
 - split: a chunk is one token, one of `N_SPLITS` ranges of its pages and one KV head, so that all threads have work
   however few the heads are. Partial results of all pages go to a buffer.
 - combine: a chunk is one token and one KV head: folds its pages' partial results in order.
@@ -45,6 +46,8 @@ TILE_TOKENS = 16
 N_SPLITS = 8
 MAX_SPLIT_ROWS = 4
 """Up to so many tokens, split and combine are used."""
+MAX_TOKEN_ROWS = 32
+"""Up to so many tokens, those that are not split are chunks of their own: tiles would be too few for many threads."""
 CACHE_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.Q8_0)
 
 
@@ -110,7 +113,7 @@ class AttentionShape:
 
     @property
     def split_scratch_bytes(self) -> int:
-        """Bytes that `split` and `combine` need: weights and a state."""
+        """Bytes that `tokens`, `split` and `combine` need: weights and a state."""
         return 4 * (PAGE_SIZE * self.heads.weight_lanes + self.heads.partial_floats)
 
 
@@ -229,6 +232,13 @@ def trace_attention_combine(shape: AttentionShape) -> KernelIR:
     return k.finish()
 
 
+def trace_attention_tokens(shape: AttentionShape) -> KernelIR:
+    """One token and one KV head."""
+    t = _Tracing(shape, "attention_tokens")
+    _attend_whole_token(t, t.chunk // shape.n_kv_heads, t.chunk % shape.n_kv_heads)
+    return t.k.finish()
+
+
 def trace_attention_tiles(shape: AttentionShape) -> KernelIR:
     """16 tokens and one KV head."""
     t = _Tracing(shape, "attention_tiles")
@@ -248,12 +258,17 @@ def trace_attention_tiles(shape: AttentionShape) -> KernelIR:
         with k.if_(n_run >= shape.min_run):
             _attend_run(t, first, n_run, head)
         with k.else_(), k.loop(first, after.get()) as token:
-            state = t.scratch + PAGE_SIZE * shape.heads.weight_lanes
-            by_heads.begin_fold(k, shape.heads, state)
-            _attend_token(t, token, head, t.pages(token), lambda _: state, fold=True)
-            by_heads.finish_fold(k, shape.heads, state, t.results(token, head))
+            _attend_whole_token(t, token, head)
         at.set(after.get())
     return k.finish()
+
+
+def _attend_whole_token(t: _Tracing, token: Value, head: Value) -> None:
+    heads = t.shape.heads
+    state = t.scratch + PAGE_SIZE * heads.weight_lanes
+    by_heads.begin_fold(t.k, heads, state)
+    _attend_token(t, token, head, t.pages(token), lambda _: state, fold=True)
+    by_heads.finish_fold(t.k, heads, state, t.results(token, head))
 
 
 def _attend_token(

@@ -49,8 +49,11 @@ DIRECT_TILE_ROWS = 8
 SMALL_TILE_ROWS = 4
 MAX_DIRECT_ROWS = 96
 """Up to so many tokens, the direct path is taken."""
-_PREFETCH_BYTES = 3072
-"""How far ahead of the direct path its weights are asked for."""
+_ASK_L1_BYTES = 2048
+_ASK_L2_BYTES = 4096
+_ASK_L2_BYTES_OF_TILES = 8192
+"""How far ahead of the direct path its weights are asked for, into the caches of the first and the second level.
+Measured with models of 0.5 and 1.5 G weights on two threads; three times as far costs a tenth."""
 
 
 @dataclass(frozen=True)
@@ -164,21 +167,23 @@ def _direct_unit(
     k: Kernel, panel: PanelFormat, at: Value, x: Value, layout: QuantisedRow, block: Value, accumulators: Sequence[Var]
 ) -> None:
     header = panel.emit_header(k, at)
+    l2_bytes = _ASK_L2_BYTES if len(accumulators) == 1 else _ASK_L2_BYTES_OF_TILES
     if panel.n_blocks == 1:
-        _prefetch(k, at, panel.unit_bytes)
+        _ask(k, at, panel.unit_bytes, l2_bytes)
         registers = panel.emit_block(k, at, header)
         _accumulate(k, registers, panel.zero, panel.u_max, x, layout, block, accumulators)
         return
     with k.loop(0, panel.n_blocks) as i:
         here = at.offset_bytes(i * panel.block_bytes + panel.header_bytes)
-        _prefetch(k, here, panel.block_bytes)
+        _ask(k, here, panel.block_bytes, l2_bytes)
         registers = panel.emit_block(k, here, header)
         _accumulate(k, registers, panel.zero, panel.u_max, x, layout, block + i, accumulators)
 
 
-def _prefetch(k: Kernel, at: Value, n_bytes: int) -> None:
+def _ask(k: Kernel, at: Value, n_bytes: int, l2_bytes: int) -> None:
     for offset in range(0, n_bytes, 64):
-        k.prefetch(at.offset_bytes(_PREFETCH_BYTES + offset))
+        k.prefetch(at.offset_bytes(l2_bytes + offset), locality=2)
+        k.prefetch(at.offset_bytes(_ASK_L1_BYTES + offset))
 
 
 def trace_tiles(shape: MatMulShape) -> KernelIR:
