@@ -38,9 +38,10 @@ def test_a_step_of_prompts_alone_teaches_too() -> None:
     assert pace.budget(1, 512) == int((MAX_SLOWDOWN - 1) * 0.01 / 0.001)
 
 
-def test_the_nearest_number_of_sequences_stands_in_for_an_unknown_one() -> None:
-    pace = taught((0.01, 0, 1), (0.08, 0, 8), (0.1, 100, 0))
-    assert pace.budget(7, 512) == pace.budget(8, 512) == int((MAX_SLOWDOWN - 1) * 0.08 / 0.001)
+def test_an_unknown_number_of_sequences_is_estimated_from_the_nearest_known_one() -> None:
+    pace = taught((0.01, 0, 1), (0.08, 0, 8), (0.1, 100, 0))  # a prompt token takes 0.001 s
+    for n_decoding, step_s in ((2, 0.011), (4, 0.013), (7, 0.079), (8, 0.08), (9, 0.081)):
+        assert pace.budget(n_decoding, 512) == int((MAX_SLOWDOWN - 1) * step_s / 0.001)
 
 
 def test_some_of_a_prompt_is_always_taken() -> None:

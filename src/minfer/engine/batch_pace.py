@@ -47,9 +47,13 @@ class PrefillPace:
             self._per_token_s = _mean(self._per_token_s, (report.duration_s - base) / n_prefill)
 
     def _step_s(self, n_decoding: int) -> float | None:
-        """Seconds of a step for that many sequences, or for the nearest number that is known."""
+        """Seconds of a step for that many sequences; where it is not known, those of the nearest number that is, and
+        for each sequence more or less what a prompt token takes."""
         nearest = min(self._decode_s, key=lambda n: abs(n - n_decoding), default=None)
-        return None if nearest is None else self._decode_s[nearest]
+        if nearest is None:
+            return None
+        known = self._decode_s[nearest]
+        return max(known + (n_decoding - nearest) * (self._per_token_s or 0.0), known / 2)
 
 
 def _mean(before: float | None, now: float) -> float:

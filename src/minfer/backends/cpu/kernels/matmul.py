@@ -129,12 +129,13 @@ def trace_direct_tiles(shape: MatMulShape) -> KernelIR:
     k, args, step, chunk = tape_kernel(shape.name("direct_tiles"))
     a = _read_arguments(k, args, shape)
     n_tokens = step_count(k, step, shape.rows)
-    n_large = n_tokens // DIRECT_TILE_ROWS * DIRECT_TILE_ROWS
-    with _panels_of(k, a, chunk) as p:
-        with k.loop(0, n_large, DIRECT_TILE_ROWS) as row:
-            _direct_tile(k, shape, a, p, row, DIRECT_TILE_ROWS, None)
-        with k.loop(n_large, n_tokens, SMALL_TILE_ROWS) as row:
-            _direct_tile(k, shape, a, p, row, SMALL_TILE_ROWS, n_tokens - row)
+    with _panels_of(k, a, chunk) as p, k.loop(0, n_tokens, DIRECT_TILE_ROWS) as row:
+        n_left = n_tokens - row
+        # Much of a tile's time is that of unpacking: two small ones would take longer than a large one.
+        with k.if_(n_left > SMALL_TILE_ROWS):
+            _direct_tile(k, shape, a, p, row, DIRECT_TILE_ROWS, n_left)
+        with k.else_():
+            _direct_tile(k, shape, a, p, row, SMALL_TILE_ROWS, n_left)
     return k.finish()
 
 
