@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Many clients at once: minfer's server against one client, llama-cpp-python's server, and a long prompt beside.
 
-usage: serve.py MODEL.gguf [--clients N] [--prompt-tokens N] [--max-tokens N] [--rounds N] [--peer-python PYTHON]
-                           [--threads N] [--json FILE]
+usage: serve.py MODEL.gguf [--clients N] [--prompt-tokens N] [--max-tokens N] [--rounds N] [--turns N]
+                           [--peer-python PYTHON] [--threads N] [--json FILE]
 
 Three things, over HTTP on the loopback interface:
 
 - throughput: tokens a second (prompt and generated) of one client, and of N clients who each send a request after the
-  other; prompts are random words that no two requests share;
+  other; prompts are random words that no two requests share. One and N take turns, since machines drift: the figures
+  are medians, and the ratio is the median of the turns' ratios, with the lowest and the highest;
 - the same load on `python -m llama_cpp.server` of PYTHON, if it is there (benchmarks/install-peer makes one);
 - gaps: the 95th percentile of the time between two tokens of a stream, undisturbed and while a prompt of 1,500 tokens
   is read beside it.
@@ -52,6 +53,7 @@ class Load:
     n_rounds: int
     n_prompt_tokens: int
     max_tokens: int
+    n_turns: int
 
 
 @contextmanager
@@ -158,10 +160,18 @@ def _body(model: str, prompt: str, max_tokens: int) -> dict[str, Any]:
 def measure(command: list[str], port: int, ready: str, load: Load, *, with_gaps: bool) -> dict[str, float]:
     with running(command, port, ready) as address:
         prompts = Prompts(seed=1)
-        asyncio.run(throughput(address, Load(1, 1, 64, 8), 1, prompts))  # warms up
+        asyncio.run(throughput(address, Load(1, 1, 64, 8, 1), 1, prompts))  # warms up
+        turns = [
+            [asyncio.run(throughput(address, load, n_clients, prompts)) for n_clients in (1, load.n_clients)]
+            for _ in range(load.n_turns)
+        ]
+        ratios = [many / one for one, many in turns]
         result = {
-            "one client": asyncio.run(throughput(address, load, 1, prompts)),
-            f"{load.n_clients} clients": asyncio.run(throughput(address, load, load.n_clients, prompts)),
+            "one client": statistics.median(one for one, _ in turns),
+            f"{load.n_clients} clients": statistics.median(many for _, many in turns),
+            "ratio": statistics.median(ratios),
+            "lowest_ratio": min(ratios),
+            "highest_ratio": max(ratios),
         }
         if with_gaps:
             result["gap_s"], result["disturbed_gap_s"] = asyncio.run(gaps(address, prompts))
@@ -175,11 +185,12 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--peer-python", default=str(Path(__file__).parent / ".peer" / "bin" / "python"))
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    load = Load(arguments.clients, arguments.rounds, arguments.prompt_tokens, arguments.max_tokens)
+    load = Load(arguments.clients, arguments.rounds, arguments.prompt_tokens, arguments.max_tokens, arguments.turns)
     threads, port = str(arguments.threads), free_port()
     ours = [
         *(sys.executable, "-m", "minfer", "serve", arguments.model, "--port", str(port)),
@@ -207,7 +218,7 @@ def report(arguments: argparse.Namespace, load: Load, results: dict[str, dict[st
     for name, figures in results.items():
         print(f"{name:<18}one client {figures['one client']:7.1f} tok/s   {many} {figures[many]:7.1f} tok/s")
     ours = results["minfer"]
-    print(f"{many} / one client: {ours[many] / ours['one client']:.2f}")
+    print(f"{many} / one client: {ours['ratio']:.2f} ({ours['lowest_ratio']:.2f} to {ours['highest_ratio']:.2f})")
     if "llama-cpp-python" in results:
         print(f"minfer / llama-cpp-python with {many}: {ours[many] / results['llama-cpp-python'][many]:.2f}")
     calm, disturbed = ours["gap_s"], ours["disturbed_gap_s"]

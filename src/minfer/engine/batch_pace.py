@@ -6,11 +6,13 @@ from typing import Final
 
 from minfer.engine.batch_types import StepReport
 
-MAX_SLOWDOWN: Final = 2.4
+MAX_SLOWDOWN: Final = 2.6
 """A step with prompt tokens may take so many times as long as one without."""
 _FIRST_BUDGET: Final = 32
 """Prompt tokens of a step as long as nothing is known of its time."""
 _SMALLEST_BUDGET: Final = 4
+_TILE: Final = 4
+"""Backends compute tokens in tiles of so many or of a multiple: what a step leaves empty of its last one is wasted."""
 _NEWS: Final = 0.25
 """Weight of the latest step in a running mean."""
 
@@ -33,6 +35,7 @@ class PrefillPace:
         if base is None or self._per_token_s is None:
             return min(limit, _FIRST_BUDGET)
         n_tokens = int((MAX_SLOWDOWN - 1) * base / self._per_token_s)
+        n_tokens -= (n_decoding + n_tokens) % _TILE
         return min(limit, max(n_tokens, _SMALLEST_BUDGET))
 
     def note(self, report: StepReport) -> None:

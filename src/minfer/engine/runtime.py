@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from minfer.engine.kv_cache import KVSequence
 from minfer.engine.model_identity import ModelIdentity
-from minfer.engine.page_pool import PagePool, cells_of, pages_for
+from minfer.engine.page_pool import PagePool, pages_for
 from minfer.engine.page_store import PageStore
 from minfer.engine.plan import ExecutionPlan
 from minfer.engine.prefix_cache import PrefixCache
@@ -51,19 +51,29 @@ def step_bounds(
 
 def make_inputs(parts: Sequence[StepPart]) -> StepInputs:
     """The arrays of one step."""
-    tokens, positions, cells, spans, pages, rows = [], [], [], [], [], []
-    n_tokens = n_pages = 0
+    # Lists, since most steps have few tokens: a call of NumPy for each part and array would take longer.
+    tokens: list[int] = []
+    positions: list[int] = []
+    cells: list[int] = []
+    spans: list[int] = []
+    pages: list[int] = []
+    rows: list[int] = []
     for part in parts:
-        where = np.arange(part.first_position, part.first_position + len(part.tokens), dtype=np.int32)
-        tokens.append(np.asarray(part.tokens, np.int32))
-        positions.append(where)
-        cells.append(cells_of(part.pages, where))
-        spans.append(np.stack([np.full_like(where, n_pages), where + 1], axis=1))
-        pages.append(np.asarray(part.pages, np.int32))
-        rows.append(np.asarray(part.output_rows, np.int32) + np.int32(n_tokens))
-        n_tokens += len(part.tokens)
-        n_pages += len(part.pages)
-    return StepInputs(*(np.concatenate(arrays) for arrays in (tokens, positions, cells, spans, pages, rows)))
+        rows += [len(tokens) + row for row in part.output_rows]
+        tokens += part.tokens
+        for position in range(part.first_position, part.first_position + len(part.tokens)):
+            positions.append(position)
+            cells.append(part.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE)
+            spans += (len(pages), position + 1)
+        pages += part.pages
+    return StepInputs(
+        tokens=np.array(tokens, np.int32),
+        positions=np.array(positions, np.int32),
+        cells=np.array(cells, np.int32),
+        spans=np.array(spans, np.int32).reshape(-1, 2),
+        pages=np.array(pages, np.int32),
+        output_rows=np.array(rows, np.int32),
+    )
 
 
 @dataclass(frozen=True)
