@@ -5,8 +5,10 @@ usage: compare.py MODEL.gguf [--peer-python PYTHON] [--threads N] [--runs N] [--
 
 PYTHON is the interpreter of an environment that has llama-cpp-python (benchmarks/install-peer makes one; without it,
 only minfer is measured, which the output says). Beside it stand the limits of the machine, measured in the same run
-on as many threads: streaming read bandwidth for decode, the `dot4` rate for prefill. Times of different runs must
-not be compared: machines drift. Each line of --json holds commit, CPU, threads and versions.
+on as many threads: streaming read bandwidth for decode, the `dot4` rate for prefill, and how much of them each side
+used. For a token of decoding, that is the bytes of all weights in the file and of the keys and values before it; for
+one of prefill, a multiplication for each weight of the layers. Times of different runs must not be compared: machines
+drift. Each line of --json holds commit, CPU, threads and versions.
 """
 
 from __future__ import annotations
@@ -92,6 +94,25 @@ def limit_tasks(threads: int) -> dict[str, Callable[[], float]]:
     return {"GB/s read": lambda: read_bandwidth(threads), "GMAC/s dot4": lambda: dot4_rate(threads)}
 
 
+def demand(path: str, task: str) -> float:
+    """What a token of a task takes: giga-multiplications, or gigabytes to read (both sides keep keys and values in
+    f16)."""
+    from minfer.engine.cache_types import parse_cache_type, position_bytes
+    from minfer.gguf import open_gguf
+    from minfer.models import declare_graph
+
+    with open_gguf(path) as file:
+        tensors = dict(file.tensors)
+        embedding = tensors.pop("token_embd.weight")
+        head = tensors.pop("output.weight", embedding)
+        if task == TASKS[0]:
+            return sum(each.n_values for each in tensors.values() if len(each.shape) == 2) / 1e9
+        n_before = int(task.split()[-1])
+        kv_bytes = position_bytes(declare_graph(file)[0], parse_cache_type("f16"))
+        assert kv_bytes is not None
+        return (head.n_bytes + sum(each.n_bytes for each in tensors.values()) + n_before * kv_bytes) / 1e9
+
+
 def serve(kind: str, path: str, threads: int) -> None:
     """Runs the tasks that are named on stdin, one a line; a number a line on stdout."""
     tasks = {"minfer": minfer_tasks, "llama.cpp": llama_tasks}[kind](path, threads)
@@ -169,14 +190,20 @@ def report(arguments: argparse.Namespace, speeds: dict[str, dict[str, list[float
     lines = []
     for task in TASKS:
         medians = {name: statistics.median(values[task]) for name, values in speeds.items()}
-        text = f"{task:<16}" + "".join(f"{name:>12} {median:8.1f} tok/s" for name, median in medians.items())
+        limit = limits["GMAC/s dot4" if task == TASKS[0] else "GB/s read"]
+        shares = {name: median * demand(arguments.model, task) / limit for name, median in medians.items()}
+        sides = (f"{name:>12} {medians[name]:7.1f} tok/s, {100 * shares[name]:3.0f} % of it" for name in medians)
+        text = f"{task:<16}" + "".join(sides)
         if "llama.cpp" in medians:
             ratios = [a / b for a, b in zip(speeds["minfer"][task], speeds["llama.cpp"][task], strict=True)]
             ratio = statistics.median(ratios)
             text += f"   ratio {ratio:5.2f} (from {min(ratios):.2f} to {max(ratios):.2f})"
-            medians["ratio"] = ratio
+            lines.append({**known, "task": task, "ratio": ratio})
+        else:
+            lines.append({**known, "task": task})
         print(text)
-        lines.append({**known, "task": task, **medians, **limits})
+        lines[-1] |= {f"{name} tok/s": median for name, median in medians.items()}
+        lines[-1] |= {f"{name} share of limit": share for name, share in shares.items()} | limits
     append_lines(arguments.json, lines)
 
 
