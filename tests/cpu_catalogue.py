@@ -15,6 +15,7 @@ from minfer.backends.cpu.kernels.attention import (
     trace_attention_combine,
     trace_attention_split,
     trace_attention_tiles,
+    trace_attention_tokens,
 )
 from minfer.backends.cpu.kernels.elementwise import Elementwise, trace_elementwise
 from minfer.backends.cpu.kernels.embedding import trace_embedding, trace_embedding_float
@@ -68,6 +69,7 @@ def _traced(vector_bytes: int) -> Mapping[str, list[KernelIR]]:
         "trace_float": [trace_float(FloatShape(each, 66, TOKENS), TILE_ROWS) for each in FLOAT_TYPES],
         "trace_attention_split": [trace_attention_split(_attention(each, vector_bytes)) for each in (F32, F16, Q8_0)],
         "trace_attention_combine": [trace_attention_combine(_attention(F32, vector_bytes))],
+        "trace_attention_tokens": [trace_attention_tokens(_attention(F16, vector_bytes))],
         "trace_attention_tiles": [trace_attention_tiles(replace(_attention(F16, vector_bytes), v_type=Q8_0))],
         "trace_rms_norm": [
             trace_rms_norm(NormShape(65, 1e-5, TOKENS)),

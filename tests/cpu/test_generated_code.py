@@ -39,7 +39,7 @@ from minfer.simd import (
 
 X86, ARM = Architecture.X86_64, Architecture.AARCH64
 MATMULS = ("trace_direct", "trace_direct_tiles", "trace_tiles")
-WITH_FMA = (*MATMULS, "trace_float", "trace_attention_split", "trace_attention_tiles")
+WITH_FMA = (*MATMULS, "trace_float", *(f"trace_attention_{path}" for path in ("split", "tokens", "tiles")))
 
 
 def runs_here(name: str, architecture: Architecture) -> bool:
