@@ -36,13 +36,13 @@ def golden(model: str, prompt: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[minfer.Model]:
-    with minfer.load(default_model(), backend="reference") as model:
+    with minfer.load(default_model(), backend="reference", cache_type="f32") as model:
         yield model
 
 
 @pytest.fixture(scope="module")
 def large() -> Iterator[minfer.Model]:
-    with minfer.load(large_model(), backend="reference") as model:
+    with minfer.load(large_model(), backend="reference", cache_type="f32") as model:
         yield model
 
 
