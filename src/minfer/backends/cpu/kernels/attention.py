@@ -188,7 +188,7 @@ class _Tracing:
         return PackedRows(region.offset_bytes(start), side.stride_bytes, side.width, side.ggml_type)
 
     def load_page(self, index: Value, head: Value, visible: Visible) -> Page:
-        """A page as f32: in place, or converted, to the begin of the scratch memory."""
+        """A page as f32: in place, or converted, at the beginning of the scratch memory."""
         keys = self._as_f32(self.keys, index, head, visible, self.scratch)
         room = self.scratch if self.shape.k_type is GGMLType.F32 else self.scratch + PAGE_SIZE * self.shape.head_dim
         return Page(*keys, *self._as_f32(self.values, index, head, visible, room))
