@@ -28,6 +28,8 @@ N_PREFILL = 512
 N_DECODE = 24
 CONTEXTS = (64, 2048)
 N_CTX = 2304
+CACHE_TYPE = "f16"
+"""Of both sides; llama.cpp's default."""
 TASKS = (f"prefill {N_PREFILL}", *(f"decode at {n}" for n in CONTEXTS))
 
 
@@ -39,7 +41,7 @@ def token_ids(n: int) -> list[int]:
 def minfer_tasks(path: str, threads: int) -> dict[str, Callable[[], float]]:
     import minfer
 
-    model = minfer.load(path, n_ctx=N_CTX, threads=threads)
+    model = minfer.load(path, n_ctx=N_CTX, threads=threads, cache_type=CACHE_TYPE)
 
     def prefill() -> float:
         with model.session() as session:
@@ -95,8 +97,7 @@ def limit_tasks(threads: int) -> dict[str, Callable[[], float]]:
 
 
 def demand(path: str, task: str) -> float:
-    """What a token of a task takes: giga-multiplications, or gigabytes to read (both sides keep keys and values in
-    f16)."""
+    """What a token of a task takes: giga-multiplications, or gigabytes to read."""
     from minfer.engine.cache_types import parse_cache_type, position_bytes
     from minfer.gguf import open_gguf
     from minfer.models import declare_graph
@@ -108,7 +109,7 @@ def demand(path: str, task: str) -> float:
         if task == TASKS[0]:
             return sum(each.n_values for each in tensors.values() if len(each.shape) == 2) / 1e9
         n_before = int(task.split()[-1])
-        kv_bytes = position_bytes(declare_graph(file)[0], parse_cache_type("f16"))
+        kv_bytes = position_bytes(declare_graph(file)[0], parse_cache_type(CACHE_TYPE))
         assert kv_bytes is not None
         return (head.n_bytes + sum(each.n_bytes for each in tensors.values()) + n_before * kv_bytes) / 1e9
 
@@ -191,19 +192,19 @@ def report(arguments: argparse.Namespace, speeds: dict[str, dict[str, list[float
     for task in TASKS:
         medians = {name: statistics.median(values[task]) for name, values in speeds.items()}
         limit = limits["GMAC/s dot4" if task == TASKS[0] else "GB/s read"]
-        shares = {name: median * demand(arguments.model, task) / limit for name, median in medians.items()}
+        needed = demand(arguments.model, task)
+        shares = {name: median * needed / limit for name, median in medians.items()}
+        figures = {f"{name} tok/s": median for name, median in medians.items()}
+        figures |= {f"{name} share of limit": share for name, share in shares.items()}
         sides = (f"{name:>12} {medians[name]:7.1f} tok/s, {100 * shares[name]:3.0f} % of it" for name in medians)
         text = f"{task:<16}" + "".join(sides)
         if "llama.cpp" in medians:
             ratios = [a / b for a, b in zip(speeds["minfer"][task], speeds["llama.cpp"][task], strict=True)]
             ratio = statistics.median(ratios)
             text += f"   ratio {ratio:5.2f} (from {min(ratios):.2f} to {max(ratios):.2f})"
-            lines.append({**known, "task": task, "ratio": ratio})
-        else:
-            lines.append({**known, "task": task})
+            figures["ratio"] = ratio
         print(text)
-        lines[-1] |= {f"{name} tok/s": median for name, median in medians.items()}
-        lines[-1] |= {f"{name} share of limit": share for name, share in shares.items()} | limits
+        lines.append({**known, "task": task, **figures, **limits})
     append_lines(arguments.json, lines)
 
 

@@ -20,6 +20,7 @@ from minfer.gguf import open_gguf
 from minfer.graph import Bounds, Symbol
 from minfer.models import KVTypes, declare_graph
 from minfer.passes import PassContext, lower
+from minfer.quants import GGMLType
 from minfer.trace import Observer
 
 MAX_TOKENS = 96
@@ -43,14 +44,15 @@ def tiny_runtime(
     observers: Sequence[Observer] = (),
     prefix_cache_bytes: int = 0,
 ) -> Iterator[Runtime]:
-    """The model at `path`, lowered for the backends (the reference one by default) and ready to run.
+    """The model at `path`, lowered for the backends (the reference one by default) and ready to run; its cache is f32
+    unless types are given, so that nothing but the computation rounds.
 
     Memory that holds nothing is filled with NaN, unless `poison` is off.
     """
     runners = tuple(backends or (ReferenceBackend(),))
     bounds = tiny_bounds(n_ctx, max_tokens)
     with open_gguf(path) as file:
-        hparams, graph = declare_graph(file, kv_types)
+        hparams, graph = declare_graph(file, kv_types or KVTypes(GGMLType.F32, GGMLType.F32))
         lowered = lower(graph, PassContext(runners, bounds))
         plan = ExecutionPlan(lowered, runners, FileWeights(file), bounds, n_threads=n_threads, poison=poison)
         identity = ModelIdentity(file, ", ".join(runner.name for runner in runners))

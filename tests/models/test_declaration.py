@@ -133,7 +133,7 @@ def test_regions_have_the_types_asked_for(tiny_path: TinyPath) -> None:
         assert value(graph, f"blk.{layer}.k_cache").spec == TensorSpec((Symbol.N_CELLS, 2, 32), GGMLType.Q8_0)
         assert value(graph, f"blk.{layer}.v_cache").spec == TensorSpec((Symbol.N_CELLS, 2, 32), GGMLType.F16)
     _, graph = declared(tiny_path("qwen3"))
-    assert value(graph, "blk.0.k_cache").spec.ggml_type is GGMLType.F32
+    assert [value(graph, f"blk.0.{side}_cache").spec.ggml_type for side in "kv"] == [GGMLType.F16, GGMLType.F16]
 
 
 @pytest.mark.parametrize(

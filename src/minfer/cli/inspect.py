@@ -60,8 +60,9 @@ def inspect(
     settings = read_settings()
     with open_gguf(resolve_model(model, cache_dir=settings.cache_dir, progress=ProgressBar())) as file:
         if graph:
+            _, built = declare_graph(file, parse_cache_type(settings.cache_type))
             _show_graph(
-                file, after, graph_format, make_backend(backend or settings.backend or BACKEND_NAMES[0], settings)
+                built, after, graph_format, make_backend(backend or settings.backend or BACKEND_NAMES[0], settings)
             )
         else:
             _show_file(file)
@@ -127,11 +128,10 @@ def _hparam_lines(hparams: HParams) -> list[str]:
     return lines
 
 
-def _show_graph(file: GGUFFile, after: str | None, graph_format: GraphFormat, backend: Backend) -> None:
+def _show_graph(built: Graph, after: str | None, graph_format: GraphFormat, backend: Backend) -> None:
     names = ["built", *(name for name, _ in PIPELINE)]
     if after is not None and after not in names:
         raise ParameterError(f"there is no pass {after!r}; there are {', '.join(names)}")
-    _, built = declare_graph(file)
     context = PassContext((backend,), step_bounds(_N_CTX_FOR_PLAN))
     if graph_format is not GraphFormat.TEXT and after is None:
         after = names[-1]

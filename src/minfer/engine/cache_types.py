@@ -13,20 +13,21 @@ from minfer.quants import GGMLType, block_geometry, row_bytes
 CACHE_TYPES: Final[Mapping[str, GGMLType]] = MappingProxyType(
     {"f32": GGMLType.F32, "f16": GGMLType.F16, "q8_0": GGMLType.Q8_0}
 )
-DEFAULT_CACHE_TYPE: Final = "f16"
 
 
-def parse_cache_type(text: str) -> KVTypes:
-    """The types of keys and values: `q8_0` for both, or `k:f16,v:q8_0`; where one of the two is left out, it is f16.
+def parse_cache_type(text: str | None) -> KVTypes:
+    """The types of keys and values: `q8_0` for both, or `k:f16,v:q8_0`. What is left out is the default, as None is.
 
     Raises:
         UnsupportedError: a type that is none of `CACHE_TYPES`.
         ParameterError: it is written in another way.
     """
+    if text is None:
+        return KVTypes()
     if ":" not in text:
         both = _type_named(text)
         return KVTypes(both, both)
-    types = {"k": CACHE_TYPES[DEFAULT_CACHE_TYPE], "v": CACHE_TYPES[DEFAULT_CACHE_TYPE]}
+    types = {"k": KVTypes().k, "v": KVTypes().v}
     parts = [part.split(":") for part in text.split(",")]
     names = [part[0].strip() for part in parts]
     if any(len(part) != 2 for part in parts) or len(set(names)) < len(names) or not set(names) <= set(types):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import minfer
 from minfer.backends import BACKEND_NAMES, make_backend
-from minfer.engine.cache_types import DEFAULT_CACHE_TYPE, parse_cache_type
+from minfer.engine.cache_types import parse_cache_type
 from minfer.engine.model import Model
 from minfer.engine.model_identity import ModelIdentity
 from minfer.engine.plan import ExecutionPlan
@@ -68,7 +68,7 @@ def load(
             raise ParameterError(f"{name} must be an integer of at least 1, not {value!r}")
     if isinstance(prefix_cache_bytes, bool) or not isinstance(prefix_cache_bytes, int) or prefix_cache_bytes < 0:
         raise ParameterError(f"prefix_cache_bytes must be an integer of at least 0, not {prefix_cache_bytes!r}")
-    kv_types = parse_cache_type(cache_type or settings.cache_type or DEFAULT_CACHE_TYPE)
+    kv_types = parse_cache_type(cache_type or settings.cache_type)
     runner = make_backend(backend or settings.backend or BACKEND_NAMES[0], settings)
     file = open_gguf(resolve_model(path_or_name, cache_dir=settings.cache_dir, progress=progress))
     try:

@@ -23,9 +23,14 @@ def pages_for(n_positions: int) -> int:
     return -(-n_positions // PAGE_SIZE)
 
 
+def cell_of(pages: Sequence[int], position: int) -> int:
+    """The cell in which a position of a sequence stands."""
+    return pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
+
+
 def cells_of(pages: Sequence[int], positions: NDArray[np.int32]) -> NDArray[np.int32]:
     """The cells in which these positions of a sequence stand."""
-    return np.asarray(pages, np.int32)[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+    return np.array([cell_of(pages, position) for position in positions.tolist()], np.int32)
 
 
 class PagePool:

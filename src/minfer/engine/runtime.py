@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from minfer.engine.kv_cache import KVSequence
 from minfer.engine.model_identity import ModelIdentity
-from minfer.engine.page_pool import PagePool, pages_for
+from minfer.engine.page_pool import PagePool, cell_of, pages_for
 from minfer.engine.page_store import PageStore
 from minfer.engine.plan import ExecutionPlan
 from minfer.engine.prefix_cache import PrefixCache
@@ -63,7 +63,7 @@ def make_inputs(parts: Sequence[StepPart]) -> StepInputs:
         tokens += part.tokens
         for position in range(part.first_position, part.first_position + len(part.tokens)):
             positions.append(position)
-            cells.append(part.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE)
+            cells.append(cell_of(part.pages, position))
             spans += (len(pages), position + 1)
         pages += part.pages
     return StepInputs(

@@ -19,10 +19,10 @@ ROPE_FREQS = "rope_freqs.weight"
 
 @dataclass(frozen=True)
 class KVTypes:
-    """The element types of the KV cache."""
+    """The element types of the KV cache; by default half floats, see docs/adr/0003-f16-cache.md."""
 
-    k: GGMLType = GGMLType.F32
-    v: GGMLType = GGMLType.F32
+    k: GGMLType = GGMLType.F16
+    v: GGMLType = GGMLType.F16
 
 
 class Declaration:

@@ -27,7 +27,7 @@ def declare_graph(
 
     Args:
         file: the model.
-        kv_types: the types of the KV cache; float32 by default.
+        kv_types: the types of the KV cache; None is the default.
         architectures: those to choose from, by the name that files give them.
 
     Raises:

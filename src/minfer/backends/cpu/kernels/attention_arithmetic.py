@@ -79,7 +79,7 @@ def weigh(k: Kernel, lanes: int, first: Value, stop: Value, weights: Value) -> t
         for each, offset in zip(maxima, offsets, strict=True):
             each.set(k.maximum(k.load(weights + (j * lanes + offset), width), each.get()))
     m = fold_halves(k, [each.get() for each in maxima], lanes, k.maximum)
-    shift = repeat(k, m, width // lanes)
+    shift = k.shuffle(m, [*range(lanes)] * (width // lanes)) if width > lanes else m
     sums = [k.var(k.const(vec(f32, width), 0.0)) for _ in offsets]
     with k.loop(begin, end, N_PARTS) as j:
         for each, offset in zip(sums, offsets, strict=True):
@@ -128,8 +128,3 @@ class Factors:
         # Where nothing was seen, alpha is 1, and adding -0 changes no bit. NaN differs from 0: it gets through.
         added = k.select(self.total.ne(0.0), partial * self.beta, -0.0)
         return k.fma(state, self.alpha, added)
-
-
-def repeat(k: Kernel, x: Value, n: int) -> Value:
-    """The lanes of x, n times."""
-    return x if n == 1 else k.shuffle(x, [*range(x.lanes)] * n)

@@ -6,8 +6,6 @@ A state is f32 [2 + value_dim][lanes]: M, L, A[0], A[1], ... of `attention_arith
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from minfer.backends.cpu.kernels.attention_arithmetic import LOWEST, N_PARTS, PART_ORDER, Factors, weigh
@@ -65,12 +63,6 @@ class Visible:
     limits: tuple[Value, Value]
     differ: Value
 
-    @contextmanager
-    def where_lanes_differ(self, k: Kernel) -> Iterator[tuple[Value, Value]]:
-        """Traces a branch for that case, with the limits."""
-        with k.if_(self.differ):
-            yield self.limits
-
 
 def attend_page(
     k: Kernel, shape: TokenLanes, queries: Value, page: Page, visible: Visible, weights: Value, state: Value
@@ -124,9 +116,9 @@ def _sum_parts(k: Kernel, shape: TokenLanes, queries: Value, key: Value, pair: t
 
 
 def _mask(k: Kernel, shape: TokenLanes, visible: Visible, weights: Value) -> None:
-    with visible.where_lanes_differ(k) as limits, k.loop(visible.first, visible.stop) as j:
+    with k.if_(visible.differ), k.loop(visible.first, visible.stop) as j:
         at = weights + j * shape.lanes
-        k.store(at, k.select(_sees(k, limits, j), k.load(at, shape.lanes), float("-inf")))
+        k.store(at, k.select(_sees(k, visible.limits, j), k.load(at, shape.lanes), float("-inf")))
 
 
 def _sum_values(
@@ -151,8 +143,8 @@ def _sum_values(
             more = k.fma(p, k.splat(k.load(at + i), lanes), each.get())
             each.set(more if sees is None else k.select(sees, more, each.get()))
 
-    with visible.where_lanes_differ(k) as limits, k.loop(visible.first, visible.stop) as j:
-        add(j, _sees(k, limits, j))
+    with k.if_(visible.differ), k.loop(visible.first, visible.stop) as j:
+        add(j, _sees(k, visible.limits, j))
     with k.else_(), k.loop(visible.first, visible.stop) as j:
         add(j, None)
     for i, each in enumerate(sums):

@@ -9,10 +9,10 @@ from minfer.simd import Kernel, Value, i64
 _MOST_AT_ONCE = 8
 
 
-def load_columns(k: Kernel, rows: Value, stride: int, n_rows: Value | int, width: int, to: Value, lanes: int) -> None:
+def load_columns(k: Kernel, rows: Value, stride: int, n_rows: Value, width: int, to: Value, lanes: int) -> None:
     """to[d][i] = rows[i][d], for row i at `rows + i * stride` (f32). Lanes from `n_rows` on repeat the last row."""
     size = min(lanes, _MOST_AT_ONCE)
-    starts = [rows + _at_most(k, i, n_rows) * stride for i in range(lanes)]
+    starts = [rows + k.minimum(n_rows - 1, i) * stride for i in range(lanes)]
 
     def block(d: Value, n: int) -> None:
         mask = None if n == size else k.first_lanes(n, size)
@@ -25,25 +25,19 @@ def load_columns(k: Kernel, rows: Value, stride: int, n_rows: Value | int, width
     _in_blocks(k, width, size, block)
 
 
-def store_rows(k: Kernel, columns: Value, lanes: int, width: int, n_rows: Value | int, to: Value, stride: int) -> None:
+def store_rows(k: Kernel, columns: Value, lanes: int, width: int, n_rows: Value, to: Value, stride: int) -> None:
     """to[i][d] = columns[d][i] for the first `n_rows` lanes; row i goes to `to + i * stride` (f32)."""
     size = min(lanes, _MOST_AT_ONCE)
 
     def block(d: Value, n: int) -> None:
         for first in range(0, lanes, size):
-            if isinstance(n_rows, int) and first >= n_rows:
-                continue
             # Columns beyond the last one are not there to be read: it stands in for them, and is not stored.
             pieces = [k.load(columns + (d + min(c, n - 1)) * lanes + first, size) for c in range(size)]
             mask = None if n == size else k.first_lanes(n, size)
             for i, row in enumerate(_transpose(k, pieces)):
                 at = to + (first + i) * stride + d
-                if isinstance(n_rows, int):
-                    if first + i < n_rows:
-                        k.store(at, row, mask=mask)
-                else:
-                    with k.if_(n_rows > first + i):
-                        k.store(at, row, mask=mask)
+                with k.if_(n_rows > first + i):
+                    k.store(at, row, mask=mask)
 
     _in_blocks(k, width, size, block)
 
@@ -54,10 +48,6 @@ def _in_blocks(k: Kernel, width: int, size: int, block: Callable[[Value, int], N
         block(d, size)
     if n_whole < width:
         block(k.const(i64, n_whole), width - n_whole)
-
-
-def _at_most(k: Kernel, i: int, n_rows: Value | int) -> Value | int:
-    return min(i, n_rows - 1) if isinstance(n_rows, int) else k.minimum(n_rows - 1, i)
 
 
 def _transpose(k: Kernel, rows: Sequence[Value]) -> list[Value]:
