@@ -35,8 +35,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 from records import append_lines, facts, show_facts
+
+try:
+    import httpx
+except ModuleNotFoundError:
+    raise SystemExit("error: this benchmark needs httpx: .venv/bin/pip install httpx") from None
 
 N_CTX = 4096
 LONG_PROMPT_TOKENS = 1500

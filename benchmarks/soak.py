@@ -20,10 +20,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 from records import append_lines, facts, show_facts
 
 from serve import free_port, running
+
+try:
+    import httpx
+except ModuleNotFoundError:
+    raise SystemExit("error: this benchmark needs httpx: .venv/bin/pip install httpx") from None
 
 N_TENTHS = 10
 N_WARM_UP = 5

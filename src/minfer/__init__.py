@@ -24,8 +24,7 @@ from minfer.engine import (
 )
 from minfer.errors import MinferError
 from minfer.text import Tokenizer
-
-__version__ = "0.1.0"
+from minfer.version import __version__
 
 __all__ = [
     "Conversation",

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-import minfer
 from minfer.cli.chat import chat
 from minfer.cli.console import EXIT_INTERRUPTED, write_text
 from minfer.cli.inspect import inspect
 from minfer.cli.models import models
 from minfer.cli.run import run
 from minfer.cli.serve import serve
+from minfer.version import __version__
 
 app = typer.Typer(
     name="minfer",
@@ -32,7 +32,7 @@ app.command()(models)
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        write_text(f"minfer {minfer.__version__}", "\n")
+        write_text(f"minfer {__version__}", "\n")
         raise typer.Exit
 
 

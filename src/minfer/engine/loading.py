@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-import minfer
 from minfer.backends import BACKEND_NAMES, make_backend
 from minfer.engine.cache_types import parse_cache_type
 from minfer.engine.model import Model
@@ -25,6 +24,7 @@ from minfer.passes import PassContext, lower
 from minfer.settings import Settings, read_settings
 from minfer.text import Tokenizer, build_tokenizer
 from minfer.trace import HiddenStateDumper, Observer, TraceRecorder
+from minfer.version import __version__
 
 DEFAULT_N_CTX: Final = 8192
 """The context where none is asked for, unless the model was trained with less."""
@@ -88,7 +88,7 @@ def load(
             size,
             bounds,
             _observers(settings),
-            identity=ModelIdentity(file, f"minfer {minfer.__version__}, {runner.name}"),
+            identity=ModelIdentity(file, f"minfer {__version__}, {runner.name}"),
             prefix_cache_bytes=prefix_cache_bytes,
         )
         return Model(file, tokenizer, runtime, runner.vocabulary_ops())

@@ -6,7 +6,6 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
-import minfer
 from minfer.serve import chat, completions, docs_page, health, page_files, text_routes
 from minfer.serve.access_log import Observed
 from minfer.serve.auth import HostGuard, KeyGuard, served_names
@@ -15,6 +14,7 @@ from minfer.serve.errors import ErrorBoundary, install_error_handlers
 from minfer.serve.metrics import Metrics
 from minfer.serve.openapi import describe
 from minfer.serve.state import ServerState
+from minfer.version import __version__
 
 _ROUTERS = (chat.router, completions.router, text_routes.router, health.router, docs_page.router, page_files.router)
 
@@ -27,7 +27,7 @@ def create_app(config: ServerConfig) -> FastAPI:
     state = ServerState(config, Metrics())
     app = FastAPI(
         title="minfer",
-        version=minfer.__version__,
+        version=__version__,
         summary="A local LLM inference engine: OpenAI's API, and more.",
         docs_url=None,
         redoc_url=None,

@@ -11,15 +11,15 @@ from typing import Final, TypeVar
 import anyio.to_thread
 from fastapi import Request
 
-import minfer
 from minfer.serve.config import ServerConfig
 from minfer.serve.engine_protocol import Engine
 from minfer.serve.errors import SERVER_ERROR, ApiError, unavailable
 from minfer.serve.metrics import Metrics
+from minfer.version import __version__
 
 T = TypeVar("T")
 
-FINGERPRINT: Final = f"minfer-{minfer.__version__}"
+FINGERPRINT: Final = f"minfer-{__version__}"
 _N_TEXT_THREADS: Final = 2
 _LOADING_RETRY_S: Final = 5.0
 
