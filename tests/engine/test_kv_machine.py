@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from numpy.typing import NDArray
 
-from minfer.engine.kv_cache import KVSequence
+from minfer.engine.kv_cache import KVSequence, token_bytes
 from minfer.engine.page_pool import PagePool, cells_of, pages_for
 from minfer.engine.prefix_cache import PrefixCache
 from minfer.errors import ContextError
@@ -62,6 +62,7 @@ class KVMachine(RuleBasedStateMachine):
         self.cache = PrefixCache(self.pool, 1, budget)
         self.sequences: list[tuple[KVSequence, Text]] = []
         self.n_stores = 0
+        self.token_of: list[int] = []  # by store
         self.new()
         self.append(0, 100, 0, 0)
 
@@ -94,6 +95,7 @@ class KVMachine(RuleBasedStateMachine):
         positions = np.arange(len(tokens), len(tokens) + n, dtype=np.int32)
         stores = np.arange(self.n_stores, self.n_stores + n)
         self.n_stores += n
+        self.token_of += [token] * n
         self.cells.rows[cells_of(sequence.pages, positions)] = np.stack([stores, positions, 0 * positions], axis=1)
         sequence.append([token] * n)
         tokens += [(token, store) for store in stores.tolist()]
@@ -132,7 +134,7 @@ class KVMachine(RuleBasedStateMachine):
 
     def check_full(self, n_wanted: int) -> None:
         """A live sequence is refused pages only if there really are too few, and none that are only kept."""
-        assert self.cache.n_sequences == 0
+        assert self.cache.n_pages == 0
         assert n_wanted > self.pool.n_free
 
     @rule(index=INDICES, how=st.sampled_from(["free", "keep", "keep", "forget"]))
@@ -149,13 +151,15 @@ class KVMachine(RuleBasedStateMachine):
         wanted = [token for token, n in tokens for _ in range(n)]
         live = ([token for token, _ in text[: sequence.n_cold]] for sequence, text in self.sequences)
         least = max((n_common(wanted[:-1], text) for text in live), default=0) if self.cache._max_pages else 0
-        found = self.cache.find(wanted)
-        n_found = 0 if found is None else found.n_tokens
+        found = self.cache.find(token_bytes(wanted))
+        n_found = found.n_tokens
         assert least <= n_found < max(len(wanted), 1)
-        if found is not None:
-            assert found.n_cold == n_found
-            stores = self.read(found)[:, 0].tolist()
-            self.add(found, list(zip(wanted[:n_found], stores, strict=True)))
+        sequence = KVSequence(self.pool, self.cells, N_CTX)
+        sequence.adopt(found.pages, wanted[:n_found])
+        assert sequence.n_cold == n_found
+        stores = self.read(sequence)[:, 0].tolist()
+        assert [self.token_of[store] for store in stores] == wanted[:n_found]
+        self.add(sequence, list(zip(wanted[:n_found], stores, strict=True)))
 
     def read(self, sequence: KVSequence) -> NDArray[np.int64]:
         return self.cells.rows[cells_of(sequence.pages, np.arange(sequence.n_tokens, dtype=np.int32))]
@@ -169,8 +173,7 @@ class KVMachine(RuleBasedStateMachine):
             rows = self.read(sequence)
             assert rows[:, 0].tolist() == [store for _, store in tokens]
             assert rows[:, 1].tolist() == list(range(len(tokens)))
-        for sequence in (*self.cache._kept, *(each for each, _ in self.sequences)):
-            assert not self.read(sequence)[: sequence.n_cold, 2].any()
+            assert not rows[: sequence.n_cold, 2].any()
 
     @invariant()
     def every_page_has_as_many_owners_as_list_it(self) -> None:
@@ -178,7 +181,7 @@ class KVMachine(RuleBasedStateMachine):
             return
         n_free = self.pool.n_free
         listed = Counter(page for sequence, _ in self.sequences for page in sequence.pages)
-        listed.update(page for sequence in self.cache._kept for page in sequence.pages)
+        listed.update(self.cache._tree.pages)
         assert [self.pool.n_owners(page) for page in range(N_PAGES)] == [listed[page] for page in range(N_PAGES)]
         assert n_free == N_PAGES - len(listed)
         assert self.cache.n_pages <= self.cache._max_pages

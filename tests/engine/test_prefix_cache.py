@@ -13,7 +13,7 @@ import minfer
 from minfer.backends import Backend
 from minfer.backends.cpu import CpuBackend
 from minfer.backends.reference import ReferenceBackend
-from minfer.engine.kv_cache import KVSequence
+from minfer.engine.kv_cache import KVSequence, token_bytes
 from minfer.engine.page_pool import PagePool
 from minfer.engine.prefix_cache import PrefixCache
 from minfer.engine.runtime import Runtime, StepPart
@@ -59,13 +59,13 @@ class Kept:
         sequence.free()
 
     def n_found(self, tokens: Sequence[int]) -> int:
-        found = self.cache.find(tokens)
-        if found is None:
-            return 0
-        n_tokens = found.n_tokens
-        assert found.tokens == tuple(tokens[:n_tokens])
-        found.free()
-        return n_tokens
+        return self.cache.find(token_bytes(tokens)).n_tokens
+
+    def begun(self, tokens: Sequence[int]) -> KVSequence:
+        """A sequence of what is found."""
+        sequence, found = KVSequence(self.pool, Copies(), 1024), self.cache.find(token_bytes(tokens))
+        sequence.adopt(found.pages, tokens[: found.n_tokens])
+        return sequence
 
 
 def test_the_longest_prefix_is_found_among_live_and_finished_ones() -> None:
@@ -97,16 +97,15 @@ def test_the_last_token_is_never_reused() -> None:
 def test_a_finished_sequence_keeps_its_pages_and_one_that_goes_on_from_it_takes_its_place() -> None:
     kept = Kept()
     kept.finished(range(70))
-    assert (kept.pool.n_free, kept.cache.n_pages, kept.cache.n_sequences) == (6, 2, 1)
-    longer = kept.cache.find([*range(70), 5])
-    assert longer is not None
+    assert (kept.pool.n_free, kept.cache.n_pages) == (6, 2)
+    longer = kept.begun([*range(70), 5])
     longer.reserve(200)
     longer.append(range(70, 200))
     kept.cache.keep(longer)
     longer.free()
-    assert (kept.pool.n_free, kept.cache.n_pages, kept.cache.n_sequences) == (4, 4, 1)
+    assert (kept.pool.n_free, kept.cache.n_pages) == (4, 4)
     kept.finished(range(30))
-    assert (kept.pool.n_free, kept.cache.n_sequences) == (4, 1)
+    assert (kept.pool.n_free, kept.cache.n_pages) == (4, 4)
     kept.cache.clear()
     assert kept.pool.n_free == 8
 
@@ -133,13 +132,12 @@ def test_of_a_sequence_larger_than_the_budget_the_beginning_is_kept() -> None:
 def test_shared_pages_count_once() -> None:
     kept = Kept(8, 8)
     kept.finished(range(128))
-    branch = kept.cache.find(range(65))
-    assert branch is not None
+    branch = kept.begun(range(65))
     branch.reserve(65)
     branch.append([-1])
     kept.cache.keep(branch)
     branch.free()
-    assert (kept.cache.n_sequences, kept.cache.n_pages, kept.pool.n_free) == (2, 3, 5)
+    assert (kept.cache.n_pages, kept.pool.n_free) == (3, 5)
 
 
 def test_live_sequences_get_the_pages_that_finished_ones_keep() -> None:
@@ -150,7 +148,7 @@ def test_live_sequences_get_the_pages_that_finished_ones_keep() -> None:
     live = [kept.live([4] * 128)]
     assert [kept.n_found([first] * 5) for first in (1, 2, 3)] == [0, 4, 4]
     live.append(kept.live([5] * 128))
-    assert (kept.cache.n_sequences, kept.pool.n_free) == (0, 0)
+    assert (kept.cache.n_pages, kept.pool.n_free) == (0, 0)
     with pytest.raises(ContextError):
         live[0].reserve(129)
 
@@ -166,14 +164,14 @@ def test_a_page_shared_with_a_kept_sequence_alone_needs_no_free_one(drops: bool)
         live.drop(70, 80)
     else:
         live.reserve(101)
-    assert (live.pages, kept.cache.n_sequences, kept.pool.n_free) == ((0, 1), 0, 0)
+    assert (live.pages, kept.cache.n_pages, kept.pool.n_free) == ((0, 1), 0, 0)
 
 
 def test_it_can_be_off() -> None:
     kept = Kept(4, 0)
     kept.finished([1, 2, 3])
     kept.live([1, 2, 3])
-    assert (kept.cache.n_sequences, kept.n_found([1, 2, 3])) == (0, 0)
+    assert (kept.cache.n_pages, kept.n_found([1, 2, 3])) == (0, 0)
 
 
 @pytest.fixture(scope="module", params=["reference", "cpu"])

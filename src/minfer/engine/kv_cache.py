@@ -6,15 +6,22 @@ Sequences with a common beginning share its pages; a page is copied before one o
 from __future__ import annotations
 
 import weakref
+from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from minfer.engine.cache.prefix_tree import TOKEN_BYTES
 from minfer.engine.page_pool import PagePool, cells_of, pages_for
 from minfer.errors import ContextError, ParameterError
 from minfer.graph import PAGE_SIZE
+
+
+def token_bytes(tokens: Sequence[int]) -> bytes:
+    """Tokens as 32-bit integers, which are faster to compare and to look up than a sequence of Python's."""
+    return array("i", tokens).tobytes()
 
 
 class PageContents(Protocol):
@@ -45,7 +52,7 @@ class KVSequence:
         self._contents = contents
         self._n_ctx = n_ctx
         self._pages: list[int] = []
-        self._tokens: list[int] = []
+        self._tokens = bytearray()
         self._shifted_from: int | None = None
         # It holds the very list, so that is changed in place only.
         weakref.finalize(self, pool.abandon, self._pages).atexit = False
@@ -57,11 +64,16 @@ class KVSequence:
     @property
     def tokens(self) -> tuple[int, ...]:
         """The tokens whose keys and values are in the cache."""
-        return tuple(self._tokens)
+        return tuple(memoryview(self._tokens).cast("i"))
+
+    @property
+    def token_bytes(self) -> bytearray:
+        """The same as 32-bit integers; only to be read, and only until the sequence changes."""
+        return self._tokens
 
     @property
     def n_tokens(self) -> int:
-        return len(self._tokens)
+        return len(self._tokens) // TOKEN_BYTES
 
     @property
     def n_cold(self) -> int:
@@ -113,13 +125,22 @@ class KVSequence:
                     n_positions=n_after,
                     n_ctx=n_reserved,
                 )
-            self._tokens += tokens
+            self._tokens += token_bytes(tokens)
 
     def limit_cold(self, n_tokens: int) -> None:
         """Tells that a cold run would give other bits from this position on."""
         with self._pool.lock:
             if n_tokens < self.n_cold:
                 self._shifted_from = n_tokens
+
+    def adopt(self, pages: Sequence[int], tokens: Sequence[int]) -> None:
+        """Begins an empty sequence with tokens whose keys and values stand in pages that have owners already."""
+        with self._pool.lock:
+            assert self.n_tokens == 0
+            assert len(pages) == pages_for(len(tokens))
+            self._pool.share(pages)
+            self._pages += pages
+            self._tokens += token_bytes(tokens)
 
     def fork(self) -> KVSequence:
         """A sequence of the same tokens that shares the pages."""
@@ -135,10 +156,7 @@ class KVSequence:
         with self._pool.lock:
             self._check_length(n_tokens)
             other = KVSequence(self._pool, self._contents, self._n_ctx)
-            shared = self._pages[: pages_for(n_tokens)]
-            self._pool.share(shared)
-            other._pages += shared
-            other._tokens += self._tokens[:n_tokens]
+            other.adopt(self._pages[: pages_for(n_tokens)], self.tokens[:n_tokens])
             other._shifted_from = self._shifted_from if n_tokens > self.n_cold else None
             return other
 
@@ -155,7 +173,7 @@ class KVSequence:
             n_pages = pages_for(n_tokens)
             self._pool.give_back(self._pages[n_pages:])
             del self._pages[n_pages:]
-            del self._tokens[n_tokens:]
+            del self._tokens[n_tokens * TOKEN_BYTES :]
 
     def drop(self, start: int, end: int) -> None:
         """Takes the tokens start..end out (`end` itself stays). Those after them move to the positions that become
@@ -200,7 +218,7 @@ class KVSequence:
             raise
         self._shifted_from = min(self.n_cold, start)
         self._pages[:] = new[: pages_for(n_after)]
-        del self._tokens[start:end]
+        del self._tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]
         self._pool.give_back([*(old[i] for i in shared), *old[pages_for(n_after) :]])
 
     def _shared(self, start: int, end: int) -> list[int]:

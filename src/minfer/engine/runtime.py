@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.engine.kv_cache import KVSequence
+from minfer.engine.kv_cache import KVSequence, token_bytes
 from minfer.engine.model_identity import ModelIdentity
 from minfer.engine.page_pool import PagePool, cell_of, pages_for
 from minfer.engine.page_store import PageStore
@@ -154,9 +154,21 @@ class Runtime:
             n_used = n_pages - self.pool.n_free
             return CacheUsage(self._position_bytes, n_pages, n_used, self.prefix_cache.n_pages)
 
-    def sequence(self) -> KVSequence:
-        """A new, empty sequence."""
-        return KVSequence(self.pool, self.store, self.n_ctx)
+    def sequence(self, reuse: Sequence[int] = ()) -> KVSequence:
+        """A new sequence. It begins with the longest prefix of the tokens `reuse` that is in the cache, and is empty if
+        there is none; it never has all of them.
+
+        Raises:
+            ParameterError: a token that is not in the vocabulary.
+        """
+        sequence = KVSequence(self.pool, self.store, self.n_ctx)
+        if reuse:
+            check_tokens(reuse, self.hparams.n_vocab)
+            wanted = token_bytes(reuse)
+            with self.lock:
+                found = self.prefix_cache.find(wanted)
+                sequence.adopt(found.pages, reuse[: found.n_tokens])
+        return sequence
 
     def step(self, parts: Sequence[StepPart]) -> NDArray[np.float32]:
         """Runs one step over the parts: logits f32 [n_outputs, n_vocab], in the order of the parts.

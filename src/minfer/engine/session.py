@@ -30,13 +30,14 @@ class Session:
         reuse: the tokens to come. The session begins with the longest prefix of them that is in the cache (`n_tokens`
             says how long it is), but never with all; the others are still to be given to `extend`.
         sequence: the sequence to go on with; the session then owns it.
+
+    Raises:
+        ParameterError: a token of `reuse` is not in the vocabulary.
     """
 
     def __init__(self, runtime: Runtime, *, reuse: Sequence[int] = (), sequence: KVSequence | None = None) -> None:
         self._runtime = runtime
-        if sequence is None:
-            sequence = runtime.prefix_cache.find(reuse)
-        self._sequence = runtime.sequence() if sequence is None else sequence
+        self._sequence = runtime.sequence(reuse) if sequence is None else sequence
         runtime.prefix_cache.watch(self._sequence)
         self._closed = False
 
