@@ -85,7 +85,6 @@ class PrefixTree:
     def insert(self, key: Hashable, tokens: bytes, pages: Sequence[int]) -> tuple[list[int], list[int]]:
         """Adds a beginning, which stands in the first of `pages`. All its runs, old and new, then count as used.
 
-
         Returns the pages that are new in the tree, and those that are no longer in it, since what they hold is a part
         of a new one.
         """
