@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import pytest
 
 from minfer.errors import GraphError
-from minfer.graph import Graph, Node, TensorSpec, Value, ValueKind, verify, verify_split
-from minfer.graph.ops import Add, Copy, KVStore, Reshape
+from minfer.graph import Graph, GraphBuilder, Node, TensorSpec, Value, ValueKind, verify, verify_split
+from minfer.graph.ops import ActivationKind, Add, Copy, KVStore, Op, Reshape
+from minfer.quants import GGMLType
 from small_graphs import dense_graph, ids, moved, node, value, with_node, with_value
 
 GRAPH = dense_graph()
@@ -157,6 +158,50 @@ def test_only_attention_reads_a_region() -> None:
     spec = value(GRAPH, "0.k_cache").spec
     graph = with_new_node("peek", Copy(), ("0.k_cache",), spec, after="0.heads")
     refused(graph, "peek reads 0.k_cache, which Copy must not")
+
+
+# A toy recurrence: it reads what the last step left in its state, and writes what the next one finds.
+
+
+@dataclass(frozen=True)
+class Recurrence(Op):
+    states_read = (1,)
+    states_written = (1,)
+
+    def output_specs(self, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        return (inputs[0],)
+
+
+def recurrent(*, again: bool) -> Graph:
+    b = GraphBuilder()
+    x = b.embedding(b.input("tokens"), b.weight("table", (20, 64), GGMLType.F32), "x")
+    state = b.kv_region("state", 4, 16, GGMLType.F32)
+    y = b.apply(Recurrence(), [x, state], "y")
+    return b.build({"logits": b.apply(Recurrence(), [y, state], "z") if again else y})
+
+
+def test_an_op_may_read_and_write_one_state() -> None:
+    verify(recurrent(again=False))
+    refused(recurrent(again=True), "z stores a second time into state")
+
+
+# Weights.
+
+
+def test_a_weight_where_the_op_takes_none() -> None:
+    b = GraphBuilder()
+    x = b.weight("table", (20, 64), GGMLType.F32)
+    refused(b.build({"logits": b.activation(x, ActivationKind.SILU, "y")}), "y reads table", "takes no weight there")
+
+
+def test_no_weight_where_the_op_takes_one() -> None:
+    wide = value(GRAPH, "1.down.weight").spec
+    inputs = (node(GRAPH, "1.down").inputs[0], GRAPH.next_id())
+    made = Value(GRAPH.next_id(), "computed", ValueKind.STATE, wide)
+    graph = with_node(GRAPH.with_nodes(GRAPH.nodes, [made]), "1.down", inputs=inputs)
+    refused(graph, "1.down reads computed")
+    as_input = with_value(graph, "computed", kind=ValueKind.INPUT)
+    refused(as_input, "1.down reads computed, and MatMul takes a weight there")
 
 
 # 4. Backends.

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minfer.errors import GraphError
-from minfer.graph import INPUT_SPECS, Graph, GraphBuilder, Node, Symbol, Value, ValueKind, verify
-from minfer.graph.ops import ActivationKind, Attention, Op, Reshape, Rope, SelectRows
-from minfer.passes import narrow as module
+from minfer.graph import INPUT_SPECS, Graph, GraphBuilder, Node, Symbol, TensorSpec, Value, ValueKind, verify
+from minfer.graph.ops import ActivationKind, Op, Reshape, Rope, RopeStyle, SelectRows
 from minfer.passes.assign import assign
 from minfer.passes.narrow import narrow
 from minfer.quants import GGMLType
@@ -112,11 +111,39 @@ def test_the_rows_that_are_left_have_the_same_bits(graph: Graph, n: int) -> None
     assert all(same_bits(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("op", [Attention, Rope])
-def test_ops_that_look_at_other_inputs_row_by_row_must_not_be_narrowed(
-    op: type[Op], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A list with one op too many: the verifier sees it."""
-    monkeypatch.setattr(module, "_ROW_BY_ROW", (*module._ROW_BY_ROW, Attention, op))
-    with pytest.raises(GraphError):
-        narrowed(dense_graph())
+@dataclass(frozen=True)
+class Flip(Op):
+    """The rows in reverse: not row by row."""
+
+    def output_specs(self, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        return tuple(inputs)
+
+
+@dataclass(frozen=True)
+class Halve(Op):
+    """An op that no pass has heard of."""
+
+    row_wise = True
+
+    def output_specs(self, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        return tuple(inputs)
+
+
+@pytest.mark.parametrize(("op", "selected"), [(Flip(), "y"), (Halve(), "x")])
+def test_the_op_says_whether_it_works_row_by_row(op: Op, selected: str) -> None:
+    b = GraphBuilder()
+    x = b.embedding(b.input("tokens"), b.weight("table", (20, 64), GGMLType.F32), "x")
+    y = b.activation(b.apply(op, [x], "y"), ActivationKind.SILU, "z")
+    result = narrowed(b.build({"logits": b.select_rows(y, b.input("output_rows"), "rows")}))
+    assert [each.inputs[0] for each in selections(result)] == list(ids(result, selected))
+
+
+def test_ops_that_read_inputs_of_the_step_stay_above() -> None:
+    """A rotation is row by row, but positions are not selected."""
+    b = GraphBuilder()
+    x = b.embedding(b.input("tokens"), b.weight("table", (20, 64), GGMLType.F32), "x")
+    turned = b.rope(b.split_heads(x, 4, "heads"), b.input("positions"), Rope(RopeStyle.INTERLEAVED, (1.0,)), "turned")
+    rows = b.select_rows(b.merge_heads(turned, "flat"), b.input("output_rows"), "rows")
+    result = narrowed(b.build({"logits": rows}))
+    assert Rope.row_wise
+    assert [each.inputs[0] for each in selections(result)] == list(ids(result, "turned"))

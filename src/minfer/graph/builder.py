@@ -1,8 +1,10 @@
-"""Declares graphs: one method an op. Shapes are checked as nodes are added."""
+"""Declares graphs: `apply` for any op, and a method for each of the usual ones.
+
+Shapes are checked as nodes are added."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 
@@ -40,27 +42,36 @@ class GraphBuilder:
 
     # Ops.
 
+    def apply(self, op: ops.Op, inputs: Sequence[Value], name: str) -> Value:
+        """Any op with one output, which gets the name of its node. The methods below are shorter for some.
+
+        Raises:
+            GraphError: the inputs don't fit the op.
+        """
+        (output,) = self._add(op, inputs, (name,), name)
+        return output
+
     def embedding(self, tokens: Value, table: Value, name: str) -> Value:
-        return self._one(ops.Embedding(), (tokens, table), name)
+        return self.apply(ops.Embedding(), (tokens, table), name)
 
     def matmul(self, x: Value, weight: Value, bias: Value | None, name: str) -> Value:
         inputs = (x, weight) if bias is None else (x, weight, bias)
-        return self._one(ops.MatMul(has_bias=bias is not None), inputs, name)
+        return self.apply(ops.MatMul(has_bias=bias is not None), inputs, name)
 
     def rms_norm(self, x: Value, weight: Value, eps: float, name: str) -> Value:
-        return self._one(ops.RMSNorm(eps), (x, weight), name)
+        return self.apply(ops.RMSNorm(eps), (x, weight), name)
 
     def add(self, a: Value, b: Value, name: str) -> Value:
-        return self._one(ops.Add(), (a, b), name)
+        return self.apply(ops.Add(), (a, b), name)
 
     def multiply(self, a: Value, b: Value, name: str) -> Value:
-        return self._one(ops.Multiply(), (a, b), name)
+        return self.apply(ops.Multiply(), (a, b), name)
 
     def activation(self, x: Value, kind: ops.ActivationKind, name: str) -> Value:
-        return self._one(ops.Activation(kind), (x,), name)
+        return self.apply(ops.Activation(kind), (x,), name)
 
     def reshape(self, x: Value, shape: Shape, name: str) -> Value:
-        return self._one(ops.Reshape(shape), (x,), name)
+        return self.apply(ops.Reshape(shape), (x,), name)
 
     def split_heads(self, x: Value, n_heads: int, name: str) -> Value:
         """[n, n_heads * width] -> [n, n_heads, width]"""
@@ -74,7 +85,7 @@ class GraphBuilder:
         return self.reshape(x, (x.spec.shape[0], x.spec.n_static_values()), name)
 
     def rope(self, x: Value, positions: Value, rope: ops.Rope, name: str) -> Value:
-        return self._one(rope, (x, positions), name)
+        return self.apply(rope, (x, positions), name)
 
     def kv_store(self, k: Value, v: Value, cells: Value, k_region: Value, v_region: Value, name: str) -> None:
         self._add(ops.KVStore(), (k, v, cells, k_region, v_region), (), name)
@@ -83,10 +94,10 @@ class GraphBuilder:
         self, q: Value, k_region: Value, v_region: Value, *, scale: float, window: int | None, name: str
     ) -> Value:
         inputs = (q, k_region, v_region, self.input("pages"), self.input("spans"))
-        return self._one(ops.Attention(scale, window), inputs, name)
+        return self.apply(ops.Attention(scale, window), inputs, name)
 
     def select_rows(self, x: Value, rows: Value, name: str) -> Value:
-        return self._one(ops.SelectRows(), (x, rows), name)
+        return self.apply(ops.SelectRows(), (x, rows), name)
 
     # The rest.
 
@@ -122,13 +133,7 @@ class GraphBuilder:
         self._by_name[name] = value
         return value
 
-    def _one(self, op: ops.Op, inputs: tuple[Value, ...], name: str) -> Value:
-        (output,) = self._add(op, inputs, (name,), name)
-        return output
-
-    def _add(
-        self, op: ops.Op, inputs: tuple[Value, ...], output_names: tuple[str, ...], name: str
-    ) -> tuple[Value, ...]:
+    def _add(self, op: ops.Op, inputs: Sequence[Value], output_names: tuple[str, ...], name: str) -> tuple[Value, ...]:
         specs = op.output_specs([value.spec for value in inputs])
         outputs = tuple(self._value(n, ValueKind.COMPUTED, s) for n, s in zip(output_names, specs, strict=True))
         node = Node(op, tuple(v.id for v in inputs), tuple(v.id for v in outputs), name, self._layer)

@@ -2,9 +2,9 @@
 
 1. Every value has its own name; every computed value is made by exactly one node, before any node reads it.
 2. The specs of outputs are what the op says for these inputs.
-3. KV regions are persistent state that nothing but `KVStore` and `Attention` touches; a step stores once into a region
-   and before it reads it, and reads keys and values that were stored together.
-4. Once a pass has assigned backends: every node has one, and all nodes that touch a KV region share one. From the pass
+3. Weights and state are read only at the inputs where the op says so. A step writes once to a state, and before others
+   read it; what is read together (keys and values) was written together.
+4. Once a pass has assigned backends: every node has one, and all nodes that touch a state share one. From the pass
    `split` on (`verify_split`), and once memory is planned: a node reads only what was made where it runs, or a copy.
 5. Once storage is shared: it is a computed value's and of one backend, no node reads a value after another one has
    overwritten it, and a node writes over its own inputs only where its op can work in place.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from minfer.errors import GraphError
 from minfer.graph.ir import Graph, MemoryPlan, Node, ValueId, ValueKind
-from minfer.graph.ops import Attention, Copy, KVStore, Reshape
 from minfer.graph.specs import Bounds
 
 
@@ -27,7 +26,8 @@ def verify(graph: Graph, bounds: Bounds | None = None) -> None:
     """
     _verify_names(graph)
     _verify_order_and_specs(graph)
-    _verify_stores(graph)
+    _verify_states(graph)
+    _verify_weights(graph)
     if any(node.backend for node in graph.nodes):
         _verify_backends(graph)
     _verify_aliases(graph)
@@ -89,29 +89,39 @@ def _verify_order_and_specs(graph: Graph) -> None:
             raise GraphError(f"nothing makes {value.name}")
 
 
-def _verify_stores(graph: Graph) -> None:
-    stored: set[ValueId] = set()
-    pairs: set[tuple[ValueId, ...]] = set()
+def _verify_states(graph: Graph) -> None:
+    written: set[ValueId] = set()
+    together: set[tuple[ValueId, ...]] = set()
     for node in graph.nodes:
-        if isinstance(node.op, KVStore):
-            for value_id in node.inputs[3:]:
-                if graph.value(value_id).kind is not ValueKind.STATE:
-                    raise GraphError(f"{node.name} stores into {graph.value(value_id).name}, which is no state")
-                if value_id in stored:
-                    raise GraphError(f"{node.name} stores a second time into {graph.value(value_id).name}")
-                stored.add(value_id)
-            pairs.add(node.inputs[3:])
-        elif isinstance(node.op, Attention):
-            for value_id in node.inputs[1:3]:
-                if value_id not in stored:
-                    raise GraphError(f"{node.name} reads {graph.value(value_id).name} before this step's store to it")
-            if node.inputs[1:3] not in pairs:
-                names = " and ".join(graph.value(value_id).name for value_id in node.inputs[1:3])
-                raise GraphError(f"{node.name} reads {names}, which are not the keys and values of one store")
-        else:
-            for value_id in node.inputs:
-                if graph.value(value_id).kind is ValueKind.STATE:
-                    raise GraphError(f"{node.name} reads {graph.value(value_id).name}, which {node.op.kind} must not")
+        op = node.op
+        for position, value_id in enumerate(node.inputs):
+            value = graph.value(value_id)
+            if position in op.states_written:
+                if value.kind is not ValueKind.STATE:
+                    raise GraphError(f"{node.name} stores into {value.name}, which is no state")
+                if value_id in written:
+                    raise GraphError(f"{node.name} stores a second time into {value.name}")
+                written.add(value_id)
+            elif position in op.states_read:
+                if value_id not in written:
+                    raise GraphError(f"{node.name} reads {value.name} before this step's store to it")
+            elif value.kind is ValueKind.STATE:
+                raise GraphError(f"{node.name} reads {value.name}, which {op.kind} must not")
+        together.add(tuple(node.inputs[position] for position in op.states_written))
+        read = tuple(node.inputs[position] for position in op.states_read if position not in op.states_written)
+        if read and read not in together:
+            names = " and ".join(graph.value(value_id).name for value_id in read)
+            raise GraphError(f"{node.name} reads {names}, which are not the keys and values of one store")
+
+
+def _verify_weights(graph: Graph) -> None:
+    for node in graph.nodes:
+        roles = node.op.weight_roles
+        for position, value_id in enumerate(node.inputs):
+            value = graph.value(value_id)
+            if (value.kind is ValueKind.WEIGHT) != (position in roles):
+                wanted = "a weight" if position in roles else "no weight"
+                raise GraphError(f"{node.name} reads {value.name}, and {node.op.kind} takes {wanted} there")
 
 
 def _verify_backends(graph: Graph) -> None:
@@ -134,7 +144,7 @@ def verify_split(graph: Graph) -> None:
     """
     home: dict[ValueId, str | None] = {}
     for node in graph.nodes:
-        for value_id in () if isinstance(node.op, Copy) else node.inputs:
+        for value_id in () if node.op.is_transfer else node.inputs:
             value = graph.value(value_id)
             if value.kind is ValueKind.COMPUTED and home[value_id] != node.backend:
                 raise GraphError(f"{node.name} on {node.backend} reads {value.name}, which lives on {home[value_id]}")
@@ -158,7 +168,7 @@ def _verify_aliases(graph: Graph) -> None:
             _verify_in_place(graph, node, position)
             if home.setdefault(graph.storage(value_id), node.backend) != node.backend:
                 raise GraphError(f"{graph.value(value_id).name} lives in the memory of another backend")
-            same = isinstance(node.op, Reshape) and graph.storage(value_id) == graph.storage(node.inputs[0])
+            same = node.op.is_view and graph.storage(value_id) == graph.storage(node.inputs[0])
             contents[value_id] = contents[node.inputs[0]] if same else value_id
             holds[graph.storage(value_id)] = contents[value_id]
         if len({graph.storage(value_id) for value_id in node.outputs}) != len(node.outputs):
@@ -170,7 +180,7 @@ def _verify_aliases(graph: Graph) -> None:
 
 def _verify_in_place(graph: Graph, node: Node, position: int) -> None:
     """Checks that the output at `position` lives in no input's storage, but where the op allows it."""
-    allowed = (0,) if isinstance(node.op, Reshape) else node.op.in_place_inputs if position == 0 else ()
+    allowed = (0,) if node.op.is_view else node.op.in_place_inputs if position == 0 else ()
     output = node.outputs[position]
     for at, value_id in enumerate(node.inputs):
         if graph.storage(value_id) == graph.storage(output) and at not in allowed:

@@ -1,6 +1,7 @@
 """alias: lets values share storage where nothing is lost by it.
 
-A reshape is a view. An op that may work in place takes over the storage of an input that nobody reads afterwards.
+A view lives where its input does. An op that may work in place takes over the storage of an input that nobody reads
+afterwards.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from minfer.graph import Graph, Node, ValueId, ValueKind
-from minfer.graph.ops import Reshape
 from minfer.passes.context import PassContext
 
 
@@ -31,7 +31,7 @@ def alias(graph: Graph, context: PassContext) -> Graph:
 
     for index, node in enumerate(graph.nodes):
         target: ValueId | None = None
-        if isinstance(node.op, Reshape):
+        if node.op.is_view:
             target = node.inputs[0] if graph.value(node.inputs[0]).kind is ValueKind.COMPUTED else None
         else:
             for position in node.op.in_place_inputs:

@@ -11,17 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from minfer.graph import Graph, Node, TensorSpec, Value, ValueId, ValueKind
-from minfer.graph.ops import Activation, Add, MatMul, Multiply, Op, Reshape, RMSNorm, SelectRows
+from minfer.graph import Graph, Node, Value, ValueId, ValueKind
 from minfer.passes.context import PassContext
-
-_ROW_BY_ROW: tuple[type[Op], ...] = (Activation, Add, MatMul, Multiply, Reshape, RMSNorm)
-"""Ops of which a row of the result depends on the same rows of computed inputs alone, and on weights."""
 
 
 def narrow(graph: Graph, context: PassContext) -> Graph:
     """Moves selections of rows up. A row has the same bits as before."""
-    for selected in [node.outputs for node in graph.nodes if isinstance(node.op, SelectRows)]:
+    for selected in [node.outputs for node in graph.nodes if node.op.selects_rows]:
         (selection,) = (node for node in graph.nodes if node.outputs == selected)
         cone = _cone(graph, selection)
         if cone:
@@ -37,9 +33,15 @@ def _cone(graph: Graph, selection: Node) -> frozenset[int]:
     for index in range(min(inside) - 1, -1, -1):
         node = graph.nodes[index]
         readers = {reader for value_id in node.outputs for reader in consumers.get(value_id, ())}
-        if isinstance(node.op, _ROW_BY_ROW) and readers and readers <= inside and wanted.isdisjoint(node.outputs):
+        if _can_be_narrowed(graph, node) and readers and readers <= inside and wanted.isdisjoint(node.outputs):
             inside.add(index)
     return frozenset(inside - {graph.nodes.index(selection)})
+
+
+def _can_be_narrowed(graph: Graph, node: Node) -> bool:
+    """Whether the node works row by row on what other nodes make: rows are not selected of the step's inputs."""
+    kinds = {graph.value(value_id).kind for value_id in node.inputs} - {ValueKind.WEIGHT}
+    return node.op.row_wise and kinds == {ValueKind.COMPUTED}
 
 
 def _moved_up(graph: Graph, selection: Node, cone: frozenset[int]) -> Graph:
@@ -75,10 +77,9 @@ def _moved_up(graph: Graph, selection: Node, cone: frozenset[int]) -> Graph:
 def _narrow_node(node: Node, narrowed: dict[ValueId, ValueId], values: dict[ValueId, Value]) -> Node:
     """The node on selected rows; what it makes changes its shape in `values`, and keeps its id and name."""
     inputs = tuple(narrowed.get(i, i) for i in node.inputs)
-    op = node.op
-    if isinstance(op, Reshape):
-        op = Reshape((values[inputs[0]].spec.shape[0], *op.shape[1:]))
-    specs: tuple[TensorSpec, ...] = op.output_specs([values[i].spec for i in inputs])
+    n_rows = next(values[i].spec.shape[0] for i in inputs if values[i].kind is ValueKind.COMPUTED)
+    op = node.op.with_rows(n_rows)
+    specs = op.output_specs([values[i].spec for i in inputs])
     for value_id, spec in zip(node.outputs, specs, strict=True):
         values[value_id] = replace(values[value_id], spec=spec)
     return replace(node, op=op, inputs=inputs)

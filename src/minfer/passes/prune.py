@@ -6,16 +6,15 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from minfer.graph import Graph, ValueKind
-from minfer.graph.ops import KVStore
 from minfer.passes.context import PassContext
 
 
 def prune(graph: Graph, context: PassContext) -> Graph:
-    """Keeps what the outputs and the KV stores need."""
+    """Keeps what the outputs and the nodes that write state need."""
     needed = set(graph.outputs.values())
     kept = []
     for node in reversed(graph.nodes):
-        if isinstance(node.op, KVStore) or needed.intersection(node.outputs):
+        if node.op.states_written or needed.intersection(node.outputs):
             needed.update(node.inputs, node.outputs)
             kept.append(node)
     pruned = graph.with_nodes(reversed(kept))

@@ -59,7 +59,7 @@ def segments(graph: Graph) -> tuple[Segment, ...]:
     for index, node in enumerate(graph.nodes):
         if node.backend is None:
             raise GraphError(f"{node.name} has no backend")
-        is_copy = isinstance(node.op, Copy)
+        is_copy = node.op.is_transfer
         last = found[-1] if found else None
         if last is not None and not is_copy and not last.is_copy and last.backend == node.backend:
             found[-1] = replace(last, nodes=range(last.nodes.start, index + 1))

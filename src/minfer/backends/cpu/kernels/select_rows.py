@@ -1,7 +1,7 @@
 """SelectRows: y[i] = x[output_rows[i]], rows of `width` f32.
 
 Argument block: 0 x, 1 y, which must not overlap. One row a chunk. Bound by memory. Source: the definition in
-`graph/ops.py`.
+`graph/ops/`.
 """
 
 from __future__ import annotations
