@@ -57,13 +57,16 @@ def test_every_op_but_the_copy_has_a_kernel() -> None:
 @pytest.mark.parametrize("ggml_type", GGMLType)
 def test_weights_of_every_type_that_can_be_dequantised(ggml_type: GGMLType) -> None:
     weight = TensorSpec((16, 256), ggml_type)
-    reason = None if ggml_type in dequantisable_types() else f"{ggml_type.name} can't be dequantised"
+
+    def reason(role: str) -> str | None:
+        return None if ggml_type in dequantisable_types() else f"a {role} of weights can't be {ggml_type.name}"
+
     x, tokens = TensorSpec((N, 256)), TensorSpec((N,), GGMLType.I32)
-    assert BACKEND.refusal(MatMul(), (x, weight)) == reason
-    assert BACKEND.refusal(MatMul(True), (x, TensorSpec((16, 256)), TensorSpec((256,), ggml_type))) == reason
-    assert BACKEND.refusal(GatedMatMul(ActivationKind.SILU), (x, TensorSpec((16, 256)), weight)) == reason
-    assert BACKEND.refusal(Embedding(), (tokens, weight)) == reason
-    assert BACKEND.refusal(RMSNorm(0.1), (x, TensorSpec((256,), ggml_type))) == reason
+    assert BACKEND.refusal(MatMul(), (x, weight)) == reason("matrix")
+    assert BACKEND.refusal(MatMul(True), (x, TensorSpec((16, 256)), TensorSpec((256,), ggml_type))) == reason("vector")
+    assert BACKEND.refusal(GatedMatMul(ActivationKind.SILU), (x, TensorSpec((16, 256)), weight)) == reason("matrix")
+    assert BACKEND.refusal(Embedding(), (tokens, weight)) == reason("matrix")
+    assert BACKEND.refusal(RMSNorm(0.1), (x, TensorSpec((256,), ggml_type))) == reason("vector")
 
 
 @pytest.mark.parametrize("ggml_type", GGMLType)

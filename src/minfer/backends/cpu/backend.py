@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from minfer.backends.base import CompileRequest
 from minfer.backends.cpu.kernels.matmul_float import FLOAT_TYPES
@@ -11,9 +12,10 @@ from minfer.backends.cpu.os_threads import n_usable_cores
 from minfer.backends.cpu.pack import packable_types
 from minfer.backends.cpu.program import CpuProgram
 from minfer.backends.cpu.vocabulary import NativeVocabularyOps
-from minfer.graph import Symbol, TensorSpec, ops
-from minfer.graph.ops import Op
-from minfer.quants import GGMLType
+from minfer.backends.refusals import refusal_of_storage
+from minfer.graph import TensorSpec, ops
+from minfer.graph.ops import Op, WeightRole
+from minfer.quants import GGMLType, dequantisable_types
 from minfer.simd import Target, host_target, target_named
 
 SUPPORTED_OPS: tuple[type[Op], ...] = (
@@ -33,6 +35,10 @@ SUPPORTED_OPS: tuple[type[Op], ...] = (
     ops.Attention,
     ops.SelectRows,
 )
+WEIGHT_TYPES: Mapping[WeightRole, tuple[GGMLType, ...]] = MappingProxyType(
+    {WeightRole.MATRIX: (*packable_types(), *FLOAT_TYPES), WeightRole.VECTOR: dequantisable_types()}
+)
+"""Types that weights may have."""
 KV_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.Q8_0)
 """Types of a KV region."""
 
@@ -56,13 +62,9 @@ class CpuBackend:
     def refusal(self, op: Op, inputs: Sequence[TensorSpec]) -> str | None:
         if type(op) not in SUPPORTED_OPS:
             return f"there is no kernel for {op.kind}"
-        matrices = (*packable_types(), *FLOAT_TYPES)
-        for spec in inputs:
-            symbols = spec.symbols()
-            if Symbol.N_CELLS in symbols and spec.ggml_type not in KV_TYPES:
-                return f"a KV region can't be {spec.ggml_type.name}"
-            if not symbols and len(spec.shape) == 2 and spec.ggml_type not in matrices:
-                return f"a weight can't be {spec.ggml_type.name}"
+        reason = refusal_of_storage(op, inputs, WEIGHT_TYPES, KV_TYPES)
+        if reason is not None:
+            return reason
         if isinstance(op, ops.GatedMatMul) and inputs[1].ggml_type is not inputs[2].ggml_type:
             return f"gate and up differ in type: {inputs[1].ggml_type.name} and {inputs[2].ggml_type.name}"
         return None

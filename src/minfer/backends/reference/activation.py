@@ -5,9 +5,11 @@ SiLU: Elfwing et al. (2017). GELU, tanh form: Hendrycks and Gimpel (2016). SwiGL
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import numpy as np
 
-from minfer.backends.reference.operands import Array32
+from minfer.backends.reference.operands import Array32, Kernels
 from minfer.graph.ops import Activation, ActivationKind, GatedActivation
 
 
@@ -25,3 +27,6 @@ def activation(op: Activation, x: Array32) -> Array32:
 
 def gated_activation(op: GatedActivation, gate: Array32, up: Array32) -> Array32:
     return activation(Activation(op.activation), gate) * up
+
+
+KERNELS: Kernels = MappingProxyType({Activation: activation, GatedActivation: gated_activation})

@@ -10,9 +10,11 @@ only.
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import numpy as np
 
-from minfer.backends.reference.operands import Array32, Array64, Indices, Region
+from minfer.backends.reference.operands import Array32, Array64, Indices, Kernels, Region
 from minfer.graph import PAGE_SIZE
 from minfer.graph.ops import Attention
 
@@ -48,3 +50,6 @@ def softmax(x: Array64) -> Array64:
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     normalised: Array64 = e / e.sum(axis=-1, keepdims=True)
     return normalised
+
+
+KERNELS: Kernels = MappingProxyType({Attention: attention})

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from minfer.backends.base import CompileRequest
 from minfer.backends.reference.kernels import KERNELS
 from minfer.backends.reference.program import ReferenceProgram
-from minfer.graph import Symbol, TensorSpec
-from minfer.graph.ops import Op
+from minfer.backends.refusals import refusal_of_storage
+from minfer.graph import TensorSpec
+from minfer.graph.ops import Op, WeightRole
 from minfer.quants import GGMLType, dequantisable_types
 from minfer.sampling import NumpyVocabularyOps
 
@@ -32,13 +33,7 @@ class ReferenceBackend:
     def refusal(self, op: Op, inputs: Sequence[TensorSpec]) -> str | None:
         if type(op) not in KERNELS:
             return f"there is no kernel for {op.kind}"
-        for spec in inputs:
-            symbols = spec.symbols()
-            if Symbol.N_CELLS in symbols and spec.ggml_type not in KV_TYPES:
-                return f"a KV region can't be {spec.ggml_type.name}"
-            if not symbols and spec.ggml_type not in dequantisable_types():  # a weight
-                return f"{spec.ggml_type.name} can't be dequantised"
-        return None
+        return refusal_of_storage(op, inputs, dict.fromkeys(WeightRole, dequantisable_types()), KV_TYPES)
 
     def compile(self, request: CompileRequest) -> ReferenceProgram:
         return ReferenceProgram(request, self.name, self._weight_cache_bytes)

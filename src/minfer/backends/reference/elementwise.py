@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from minfer.backends.reference.operands import Array32
+from types import MappingProxyType
+
+from minfer.backends.reference.operands import Array32, Kernels
 from minfer.graph.ops import Add, Multiply
 
 
@@ -12,3 +14,6 @@ def add(op: Add, a: Array32, b: Array32) -> Array32:
 
 def multiply(op: Multiply, a: Array32, b: Array32) -> Array32:
     return a * b
+
+
+KERNELS: Kernels = MappingProxyType({Add: add, Multiply: multiply})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from minfer.backends.reference.operands import Array32, Indices, Region
+from types import MappingProxyType
+
+from minfer.backends.reference.operands import Array32, Indices, Kernels, Region
 from minfer.graph.ops import KVStore
 
 
@@ -10,3 +12,6 @@ def kv_store(op: KVStore, k: Array32, v: Array32, cells: Indices, k_region: Regi
     k_region.write(cells, k)
     v_region.write(cells, v)
     return ()
+
+
+KERNELS: Kernels = MappingProxyType({KVStore: kv_store})

@@ -7,10 +7,12 @@ number of threads: the program holds it to one.)
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import numpy as np
 
 from minfer.backends.reference.activation import gated_activation
-from minfer.backends.reference.operands import Array32, Array64, Weight
+from minfer.backends.reference.operands import Array32, Array64, Kernels, Weight
 from minfer.graph.ops import GatedActivation, GatedMatMul, MatMul, MatMulGroup
 
 TILE = 8
@@ -43,3 +45,6 @@ def _project(x: Array32, weight: Array64, bias: Array64 | None) -> Array32:
         rows = (tile @ weight.T)[:n]
         y[start : start + n] = rows if bias is None else rows + bias
     return y
+
+
+KERNELS: Kernels = MappingProxyType({MatMul: matmul, MatMulGroup: matmul_group, GatedMatMul: gated_matmul})

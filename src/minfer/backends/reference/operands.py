@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minfer.backends.base import WeightSource
 from minfer.graph import TensorSpec
+from minfer.graph.ops import Op
 from minfer.quants import GGMLType, dequantise, quantise, row_bytes
 
 Array32 = NDArray[np.float32]
 Array64 = NDArray[np.float64]
 Indices = NDArray[np.int32]
+
+Kernels = Mapping[type[Op], Callable[..., Any]]
+"""Which function defines which op. It is called with the op and its operands (arrays, `Weight`s, `Region`s) and returns
+its output, or a tuple of its outputs, as new arrays."""
 
 
 class WeightCache:

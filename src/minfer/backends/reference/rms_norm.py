@@ -5,9 +5,11 @@ Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import numpy as np
 
-from minfer.backends.reference.operands import Array32, Weight
+from minfer.backends.reference.operands import Array32, Kernels, Weight
 from minfer.graph.ops import AddRMSNorm, RMSNorm
 
 
@@ -21,3 +23,6 @@ def rms_norm(op: RMSNorm, x: Array32, weight: Weight) -> Array32:
 def add_rms_norm(op: AddRMSNorm, a: Array32, b: Array32, weight: Weight) -> tuple[Array32, Array32]:
     total = a + b
     return total, rms_norm(RMSNorm(op.eps), total, weight)
+
+
+KERNELS: Kernels = MappingProxyType({RMSNorm: rms_norm, AddRMSNorm: add_rms_norm})

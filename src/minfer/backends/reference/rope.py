@@ -7,9 +7,11 @@ is 1.2e-11 at position 100,000 and frequency 1. Source: Su et al., "RoFormer" (2
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import numpy as np
 
-from minfer.backends.reference.operands import Array32, Indices
+from minfer.backends.reference.operands import Array32, Indices, Kernels
 from minfer.graph.ops import Rope, RopeStyle
 
 
@@ -28,3 +30,6 @@ def rope(op: Rope, x: Array32, positions: Indices) -> Array32:
     y[..., first] = a * cos - b * sin
     y[..., second] = a * sin + b * cos
     return y.astype(np.float32)
+
+
+KERNELS: Kernels = MappingProxyType({Rope: rope})
