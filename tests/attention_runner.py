@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from cpu_runner import TARGETS, Array, aligned, check_close, run_kernel
 from minfer.backends.cpu.convention import StepWord
-from minfer.backends.cpu.kernels import attention
-from minfer.backends.cpu.kernels.attention import (
+from minfer.backends.cpu.ops.attention import kernels as attention
+from minfer.backends.cpu.ops.attention.kernels import (
     MAX_SPLIT_ROWS,
     TILE_TOKENS,
     AttentionShape,

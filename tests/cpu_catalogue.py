@@ -5,31 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
-from minfer.backends.cpu import kernels as kernels_package
-from minfer.backends.cpu import panels
+from minfer.backends import cpu
 from minfer.backends.cpu.convention import StepWord
-from minfer.backends.cpu.kernels.attention import (
+from minfer.backends.cpu.kernels.walker import trace_begin, trace_walk, trace_work
+from minfer.backends.cpu.ops.attention.kernels import (
     AttentionShape,
     trace_attention_combine,
     trace_attention_split,
     trace_attention_tiles,
     trace_attention_tokens,
 )
-from minfer.backends.cpu.kernels.elementwise import Elementwise, trace_elementwise
-from minfer.backends.cpu.kernels.embedding import trace_embedding, trace_embedding_float
-from minfer.backends.cpu.kernels.kv_store import StoreShape, trace_kv_store
-from minfer.backends.cpu.kernels.matmul import MatMulShape, trace_direct, trace_direct_tiles, trace_tiles
-from minfer.backends.cpu.kernels.matmul_float import FLOAT_TYPES, TILE_ROWS, FloatShape, trace_float
-from minfer.backends.cpu.kernels.quantise import trace_quantise
-from minfer.backends.cpu.kernels.rms_norm import NormShape, trace_rms_norm
-from minfer.backends.cpu.kernels.rope import RopeShape, trace_rope
-from minfer.backends.cpu.kernels.rope_store import trace_rope_store
-from minfer.backends.cpu.kernels.select_rows import trace_select_rows
-from minfer.backends.cpu.kernels.vocabulary import trace_arg_max, trace_collect, trace_exp_sum, trace_group_maxima
-from minfer.backends.cpu.kernels.walker import trace_begin, trace_walk, trace_work
-from minfer.backends.cpu.pack import packable_types, panel_format
+from minfer.backends.cpu.ops.elementwise import Elementwise, trace_elementwise
+from minfer.backends.cpu.ops.embedding import trace_embedding, trace_embedding_float
+from minfer.backends.cpu.ops.kv_store import StoreShape, trace_kv_store
+from minfer.backends.cpu.ops.matmul.floats import TILE_ROWS, FloatShape, trace_float
+from minfer.backends.cpu.ops.matmul.quantised import MatMulShape, trace_direct, trace_direct_tiles, trace_tiles
+from minfer.backends.cpu.ops.quantise import trace_quantise
+from minfer.backends.cpu.ops.rms_norm import NormShape, trace_rms_norm
+from minfer.backends.cpu.ops.rope import RopeShape, trace_rope
+from minfer.backends.cpu.ops.rope_store import trace_rope_store
+from minfer.backends.cpu.ops.select_rows import trace_select_rows
+from minfer.backends.cpu.panels import formats
+from minfer.backends.cpu.panels.floats import FLOAT_TYPES
+from minfer.backends.cpu.panels.pack import packable_types, panel_format
+from minfer.backends.cpu.vocabulary.kernels import trace_arg_max, trace_collect, trace_exp_sum, trace_group_maxima
 from minfer.graph.ops import ActivationKind, RopeStyle
 from minfer.quants import GGMLType
 from minfer.simd import KernelIR
@@ -47,10 +48,10 @@ def catalogue(vector_bytes: int) -> dict[str, list[KernelIR]]:
 
 
 def functions_that_trace() -> set[str]:
-    """The names of all functions of the backend's kernel modules that trace a kernel."""
+    """The names of all functions of the backend that trace a kernel."""
     names: set[str] = set()
-    for each in iter_modules(kernels_package.__path__):
-        module = import_module(f"{kernels_package.__name__}.{each.name}")
+    for each in walk_packages(cpu.__path__, f"{cpu.__name__}."):
+        module = import_module(each.name)
         names |= {
             name
             for name, value in vars(module).items()
@@ -62,9 +63,9 @@ def functions_that_trace() -> set[str]:
 def _traced(vector_bytes: int) -> Mapping[str, list[KernelIR]]:
     return {
         "trace_direct": list(_direct()),
-        "trace_direct_tiles": [trace_direct_tiles(MatMulShape(panels.Q4_0, 32, TOKENS, has_bias=True))],
-        "trace_tiles": [trace_tiles(MatMulShape(panels.Q6_K, 256, TOKENS))],
-        "trace_embedding": [trace_embedding(panels.Q6_K, 256)],
+        "trace_direct_tiles": [trace_direct_tiles(MatMulShape(formats.Q4_0, 32, TOKENS, has_bias=True))],
+        "trace_tiles": [trace_tiles(MatMulShape(formats.Q6_K, 256, TOKENS))],
+        "trace_embedding": [trace_embedding(formats.Q6_K, 256)],
         "trace_embedding_float": [trace_embedding_float(FloatShape(each, 35, TOKENS)) for each in FLOAT_TYPES],
         "trace_float": [trace_float(FloatShape(each, 66, TOKENS), TILE_ROWS) for each in FLOAT_TYPES],
         "trace_attention_split": [trace_attention_split(_attention(each, vector_bytes)) for each in (F32, F16, Q8_0)],
@@ -106,8 +107,8 @@ def _direct() -> Iterator[KernelIR]:
     """Every format of panels; with a bias, and with a gate."""
     for panel in {panel_format(each).name: panel_format(each) for each in packable_types()}.values():
         yield trace_direct(MatMulShape(panel, panel.unit_columns, TOKENS))
-    yield trace_direct(MatMulShape(panels.Q4_0, 32, TOKENS, has_bias=True))
-    yield trace_direct(MatMulShape(panels.Q4_1, 32, TOKENS, gate=ActivationKind.GELU))
+    yield trace_direct(MatMulShape(formats.Q4_0, 32, TOKENS, has_bias=True))
+    yield trace_direct(MatMulShape(formats.Q4_1, 32, TOKENS, gate=ActivationKind.GELU))
 
 
 def _attention(ggml_type: GGMLType, vector_bytes: int) -> AttentionShape:

@@ -26,8 +26,11 @@ from attention_runner import (
     traced,
 )
 from cpu_runner import INTERPRETER, TARGETS, aligned, same_bits
-from minfer.backends.cpu.kernels import attention, attention_arithmetic, attention_by_heads, attention_by_tokens
-from minfer.backends.cpu.kernels.attention import AttentionShape, trace_attention_tiles
+from minfer.backends.cpu.ops.attention import arithmetic as attention_arithmetic
+from minfer.backends.cpu.ops.attention import by_heads as attention_by_heads
+from minfer.backends.cpu.ops.attention import by_tokens as attention_by_tokens
+from minfer.backends.cpu.ops.attention import kernels as attention
+from minfer.backends.cpu.ops.attention.kernels import AttentionShape, trace_attention_tiles
 from minfer.errors import UnsupportedError
 from minfer.quants import GGMLType, dequantise
 from minfer.simd import Kernel, Value, f32, target_named, vec

@@ -9,7 +9,7 @@ import pytest
 
 from attention_runner import F16, F32, Q8_0, by_splits, by_tiles, check, make_step, running_on
 from cpu_runner import INTERPRETER, TARGETS, same_bits
-from minfer.backends.cpu.kernels.attention import AttentionShape
+from minfer.backends.cpu.ops.attention.kernels import AttentionShape
 from minfer.quants import GGMLType
 from minfer.simd import target_named
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from cpu_runner import INTERPRETER, TARGETS, check_chunks_are_disjoint, check_close, normal, run_kernel, same_bits
 from minfer.backends.cpu.convention import StepWord
-from minfer.backends.cpu.kernels.elementwise import Elementwise, trace_elementwise
+from minfer.backends.cpu.ops.elementwise import Elementwise, trace_elementwise
 from minfer.graph.ops import ActivationKind
 
 TOKENS = StepWord.N_TOKENS

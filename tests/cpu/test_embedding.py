@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from cpu_runner import INTERPRETER, TARGETS, aligned, check_chunks_are_disjoint, run_kernel, same_bits
 from minfer.backends.arena import aligned_zeros
 from minfer.backends.cpu.convention import StepWord
-from minfer.backends.cpu.kernels.embedding import SCRATCH_BYTES, trace_embedding, trace_embedding_float
-from minfer.backends.cpu.kernels.matmul_float import FLOAT_TYPES, FloatShape, pack_float, packed_float_bytes
-from minfer.backends.cpu.pack import pack, packable_types, packed_bytes, panel_format
+from minfer.backends.cpu.ops.embedding import SCRATCH_BYTES, trace_embedding, trace_embedding_float
+from minfer.backends.cpu.ops.matmul.floats import FloatShape
+from minfer.backends.cpu.panels.floats import FLOAT_TYPES, pack_float, packed_float_bytes
+from minfer.backends.cpu.panels.pack import pack, packable_types, packed_bytes, panel_format
 from minfer.quants import GGMLType, block_geometry, dequantise
 from minfer.simd import KernelIR
 from packed_rows import random_rows

@@ -22,9 +22,9 @@ from machine_code import (
     x86_instructions,
     x86_needs,
 )
-from minfer.backends.cpu import panels
 from minfer.backends.cpu.convention import StepWord
-from minfer.backends.cpu.kernels.matmul import MatMulShape, trace_direct
+from minfer.backends.cpu.ops.matmul.quantised import MatMulShape, trace_direct
+from minfer.backends.cpu.panels import formats
 from minfer.simd import (
     Architecture,
     KernelIR,
@@ -61,7 +61,7 @@ def families(functions: Iterable[str]) -> dict[str, str]:
 
 
 def one_matmul() -> list[KernelIR]:
-    return [trace_direct(MatMulShape(panels.Q4_0, 32, StepWord.N_TOKENS))]
+    return [trace_direct(MatMulShape(formats.Q4_0, 32, StepWord.N_TOKENS))]
 
 
 def test_every_kernel_of_the_backend_is_looked_at() -> None:

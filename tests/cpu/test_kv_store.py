@@ -17,8 +17,8 @@ from cpu_runner import (
     same_bits,
 )
 from minfer.backends.cpu.convention import StepWord
-from minfer.backends.cpu.kernels.kv_rows import cell_bytes
-from minfer.backends.cpu.kernels.kv_store import StoreShape, trace_kv_store
+from minfer.backends.cpu.ops.kv_rows import cell_bytes
+from minfer.backends.cpu.ops.kv_store import StoreShape, trace_kv_store
 from minfer.quants import GGMLType, dequantise, quantise
 
 N_HEADS, HEAD_DIM, VALUE_DIM, N_CELLS = 3, 64, 32, 40

@@ -16,9 +16,9 @@ from gate_reference import gate_and_bound
 from minfer.backends.arena import aligned_zeros
 from minfer.backends.cpu.activations import quantise_rows, unpack_rows
 from minfer.backends.cpu.convention import N_STEP_WORDS, StepWord
-from minfer.backends.cpu.kernels.matmul import MatMulShape, trace_direct, trace_direct_tiles, trace_tiles
-from minfer.backends.cpu.pack import pack, packed_bytes, panel_format
-from minfer.backends.cpu.panels import PanelFormat, Registers
+from minfer.backends.cpu.ops.matmul.quantised import MatMulShape, trace_direct, trace_direct_tiles, trace_tiles
+from minfer.backends.cpu.panels.formats import PanelFormat, Registers
+from minfer.backends.cpu.panels.pack import pack, packed_bytes, panel_format
 from minfer.graph.ops import ActivationKind
 from minfer.quants import GGMLType, dequantise, unpack
 from minfer.simd import Kernel, KernelIR, Value, interpret

@@ -14,15 +14,8 @@ from cpu_runner import TARGETS, aligned, check_close, run_kernel, same_bits
 from gate_reference import gate_and_bound
 from minfer.backends.arena import aligned_zeros
 from minfer.backends.cpu.convention import N_STEP_WORDS, StepWord
-from minfer.backends.cpu.kernels.matmul_float import (
-    FLOAT_TYPES,
-    PARTIAL_SUMS,
-    TILE_ROWS,
-    FloatShape,
-    pack_float,
-    packed_float_bytes,
-    trace_float,
-)
+from minfer.backends.cpu.ops.matmul.floats import PARTIAL_SUMS, TILE_ROWS, FloatShape, trace_float
+from minfer.backends.cpu.panels.floats import FLOAT_TYPES, pack_float, packed_float_bytes
 from minfer.graph.ops import ActivationKind
 from minfer.quants import GGMLType, dequantise, quantise
 from minfer.simd import interpret

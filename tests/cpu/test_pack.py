@@ -1,4 +1,4 @@
-"""Panels hold exactly what the file holds: an unpacker written from the layouts in `panels.py` gives the same
+"""Panels hold exactly what the file holds: an unpacker written from the layouts in `panels/formats.py` gives the same
 values."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from cpu_runner import same_bits
 from minfer.backends.arena import aligned_zeros
-from minfer.backends.cpu.pack import pack, packable_types, packed_bytes, panel_format
-from minfer.backends.cpu.pack_compact import transpose_fields
+from minfer.backends.cpu.panels.pack import pack, packable_types, packed_bytes, panel_format
+from minfer.backends.cpu.panels.pack_compact import transpose_fields
 from minfer.quants import GGMLType, block_geometry, dequantise
 from packed_rows import random_rows
 

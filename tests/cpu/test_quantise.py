@@ -18,7 +18,7 @@ from cpu_runner import (
 )
 from minfer.backends.cpu.activations import QuantisedRow, dequantise_rows, quantise_rows, unpack_rows
 from minfer.backends.cpu.convention import StepWord
-from minfer.backends.cpu.kernels.quantise import ROWS_PER_CHUNK, trace_quantise
+from minfer.backends.cpu.ops.quantise import ROWS_PER_CHUNK, trace_quantise
 from minfer.errors import ParameterError
 
 UNIT = 2.0**-24

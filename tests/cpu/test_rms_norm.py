@@ -22,7 +22,7 @@ from cpu_runner import (
 )
 from minfer.backends.cpu.activations import QuantisedRow, quantise_rows
 from minfer.backends.cpu.convention import StepWord
-from minfer.backends.cpu.kernels.rms_norm import NormShape, trace_rms_norm
+from minfer.backends.cpu.ops.rms_norm import NormShape, trace_rms_norm
 
 TOKENS, OUTPUTS = StepWord.N_TOKENS, StepWord.N_OUTPUTS
 # The scale is rounded once to float32, and each of two products once; the float64 before adds nothing that counts.

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from cpu_runner import INTERPRETER, TARGETS, aligned, check_close, normal, run_kernel, same_bits
 from minfer.backends.cpu.convention import StepWord
-from minfer.backends.cpu.kernels import rope_store
-from minfer.backends.cpu.kernels.kv_rows import cell_bytes
-from minfer.backends.cpu.kernels.kv_store import StoreShape, trace_kv_store
-from minfer.backends.cpu.kernels.rope import RopeShape, rope_table, trace_rope
-from minfer.backends.cpu.kernels.rope_store import trace_rope_store
+from minfer.backends.cpu.ops import rope_store
+from minfer.backends.cpu.ops.kv_rows import cell_bytes
+from minfer.backends.cpu.ops.kv_store import StoreShape, trace_kv_store
+from minfer.backends.cpu.ops.rope import RopeShape, rope_table, trace_rope
+from minfer.backends.cpu.ops.rope_store import trace_rope_store
 from minfer.backends.reference.rope import rope
 from minfer.graph.ops import Rope, RopeStyle
 from minfer.quants import GGMLType

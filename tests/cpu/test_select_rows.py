@@ -7,7 +7,7 @@ import pytest
 
 from cpu_runner import INTERPRETER, TARGETS, check_chunks_are_disjoint, normal, run_kernel, same_bits
 from minfer.backends.cpu.convention import StepWord
-from minfer.backends.cpu.kernels.select_rows import trace_select_rows
+from minfer.backends.cpu.ops.select_rows import trace_select_rows
 
 ROWS = np.array([4, 0, 4], np.int32)
 

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from cpu_runner import INTERPRETER, TARGETS, Array, aligned
 from distributions import INF, f32
 from minfer.backends import make_backend
-from minfer.backends.cpu.kernels.vocabulary import (
+from minfer.backends.cpu.vocabulary import NativeVocabularyOps
+from minfer.backends.cpu.vocabulary.kernels import (
     GROUPS_PER_BLOCK,
     trace_arg_max,
     trace_collect,
     trace_exp_sum,
     trace_group_maxima,
 )
-from minfer.backends.cpu.vocabulary import NativeVocabularyOps
 from minfer.backends.reference import vocabulary as definition
 from minfer.errors import ModelError
 from minfer.sampling import NumpyVocabularyOps, Sampler, SamplingParams, token_logprobs

@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from minfer.backends.base import CompileRequest
-from minfer.backends.cpu.kernels.matmul_float import FLOAT_TYPES
+from minfer.backends.cpu.ops import OPS
 from minfer.backends.cpu.os_threads import n_usable_cores
-from minfer.backends.cpu.pack import packable_types
+from minfer.backends.cpu.panels.weights import WEIGHT_TYPES
 from minfer.backends.cpu.program import CpuProgram
 from minfer.backends.cpu.vocabulary import NativeVocabularyOps
 from minfer.backends.refusals import refusal_of_storage
-from minfer.graph import TensorSpec, ops
-from minfer.graph.ops import Op, WeightRole
-from minfer.quants import GGMLType, dequantisable_types
+from minfer.graph import TensorSpec
+from minfer.graph.ops import Op
+from minfer.quants import GGMLType
 from minfer.simd import Target, host_target, target_named
 
-SUPPORTED_OPS: tuple[type[Op], ...] = (
-    ops.Embedding,
-    ops.MatMul,
-    ops.MatMulGroup,
-    ops.GatedMatMul,
-    ops.RMSNorm,
-    ops.AddRMSNorm,
-    ops.Add,
-    ops.Multiply,
-    ops.Activation,
-    ops.GatedActivation,
-    ops.Reshape,
-    ops.Rope,
-    ops.KVStore,
-    ops.Attention,
-    ops.SelectRows,
-)
-WEIGHT_TYPES: Mapping[WeightRole, tuple[GGMLType, ...]] = MappingProxyType(
-    {WeightRole.MATRIX: (*packable_types(), *FLOAT_TYPES), WeightRole.VECTOR: dequantisable_types()}
-)
-"""Types that weights may have."""
 KV_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.Q8_0)
 """Types of a KV region."""
 
@@ -60,14 +38,9 @@ class CpuBackend:
         return "cpu"
 
     def refusal(self, op: Op, inputs: Sequence[TensorSpec]) -> str | None:
-        if type(op) not in SUPPORTED_OPS:
+        if type(op) not in OPS:
             return f"there is no kernel for {op.kind}"
-        reason = refusal_of_storage(op, inputs, WEIGHT_TYPES, KV_TYPES)
-        if reason is not None:
-            return reason
-        if isinstance(op, ops.GatedMatMul) and inputs[1].ggml_type is not inputs[2].ggml_type:
-            return f"gate and up differ in type: {inputs[1].ggml_type.name} and {inputs[2].ggml_type.name}"
-        return None
+        return refusal_of_storage(op, inputs, WEIGHT_TYPES, KV_TYPES) or OPS[type(op)].refusal(inputs)
 
     def compile(self, request: CompileRequest) -> CpuProgram:
         n_threads = request.n_threads or n_usable_cores()

@@ -14,9 +14,11 @@ from minfer.backends.arena import Arena, aligned_zeros
 from minfer.backends.base import CompileRequest
 from minfer.backends.cpu.compile import compile_tape
 from minfer.backends.cpu.convention import StepWord
-from minfer.backends.cpu.emit import Emitter, Unit
+from minfer.backends.cpu.emission import Emission
+from minfer.backends.cpu.emit import Unit, emit_segment
+from minfer.backends.cpu.ops import OPS
+from minfer.backends.cpu.panels.weights import pack_weights, weight_jobs
 from minfer.backends.cpu.pool import Pool
-from minfer.backends.cpu.weights import pack_weights
 from minfer.errors import GraphError
 from minfer.graph import StepInputs, Symbol, ValueId, ValueKind
 from minfer.simd import Target
@@ -43,11 +45,19 @@ class CpuProgram:
         self._poison = request.poison
         self._arena = Arena(request.graph, backend_name)
         self._regions = self._make_regions(request)
-        emitter = Emitter(request, self._arena, self._regions, n_threads=n_threads, vector_bytes=target.vector_bytes)
-        weights = pack_weights(emitter.weight_jobs(), request.weights, n_threads, request.progress)
-        self._units = [emitter.emit_segment(segment, weights) for segment in request.segments]
-        self._tape = emitter.tape
-        self._weights = weights
+        jobs = weight_jobs(request.graph, request.segments)
+        self._weights = pack_weights(jobs, request.weights, n_threads, request.progress)
+        emission = Emission(
+            request,
+            self._arena,
+            self._regions,
+            self._weights,
+            OPS,
+            n_threads=n_threads,
+            vector_bytes=target.vector_bytes,
+        )
+        self._units = [emit_segment(emission, segment) for segment in request.segments]
+        self._tape = emission.tape
         module = compile_tape(self._tape, target, kernel_cache, request.progress)
         self._pool = Pool(module, self._tape.entries, n_threads, self._tape.scratch_bytes)
         if self._poison:

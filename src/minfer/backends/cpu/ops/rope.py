@@ -17,8 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.backends.cpu.convention import argument_pointer, tape_kernel
-from minfer.graph.ops import RopeStyle
+from minfer.backends.cpu.convention import StepWord, argument_pointer, tape_kernel
+from minfer.backends.cpu.emission import CpuOp, Emission, Prepare
+from minfer.graph import Node, StepInputs, Symbol
+from minfer.graph.ops import Rope, RopeStyle
 from minfer.simd import Kernel, KernelIR, Value, f32
 
 
@@ -81,3 +83,33 @@ def _rotate(k: Kernel, shape: RopeShape, x: Value, y: Value, cos: Value, sin: Va
         rest = math.gcd(shape.head_dim - shape.n_rot, 16)
         with k.loop(shape.n_rot, shape.head_dim, rest) as i:
             k.store(y + i, k.load(x + i, rest))
+
+
+def _emit(e: Emission, node: Node, op: Rope) -> Prepare | None:
+    prepare, tables = rope_tables(e, op)
+    arguments = (e.address(node.inputs[0]), e.address(node.outputs[0]), *tables)
+    kernel = e.tape.kernel(trace_rope, rope_shape(e, node, op))
+    e.tape.add(kernel, arguments, rows=StepWord.N_TOKENS, rows_per_chunk=1)
+    return prepare
+
+
+def rope_shape(e: Emission, node: Node, op: Rope) -> RopeShape:
+    """The shape of a node's kernel."""
+    _, n_heads, head_dim = e.spec(node.inputs[0]).shape
+    return RopeShape(op.style, int(n_heads), int(head_dim), op.n_rot)
+
+
+def rope_tables(e: Emission, op: Rope) -> tuple[Prepare | None, tuple[int, int]]:
+    """What fills the tables of cos and sin, where no node before does, and their addresses."""
+    key, n_rows = (op.frequencies, op.magnitude), e.bounds[Symbol.N_TOKENS]
+    n_bytes = 4 * n_rows * (op.n_rot // 2)
+    (cos, is_new), (sin, _) = (e.shared((part, *key), n_bytes) for part in ("cos", "sin"))
+
+    def fill(inputs: StepInputs) -> None:
+        tables = (table.view(np.float32).reshape(n_rows, -1) for table in (cos, sin))
+        rope_table(op.frequencies, op.magnitude, inputs.positions, *tables)
+
+    return fill if is_new else None, (cos.ctypes.data, sin.ctypes.data)
+
+
+OPS = (CpuOp(Rope, _emit),)

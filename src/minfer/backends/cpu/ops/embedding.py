@@ -1,6 +1,6 @@
 """Embedding: y[t] = row tokens[t] of the table, as float32.
 
-The table lies in panels of 16 rows, as for the matmuls (`panels.py`, `matmul_float.py`): where a model uses it for its
+The table lies in panels of 16 rows, as for the matmuls (`panels/`): where a model uses it for its
 output projection too, it is there once. A row is one lane of its panel. 32 columns of all 16 rows are unpacked into
 registers, as the matmul does, and put into scratch memory, from where the lane's 32 values are read.
 
@@ -9,14 +9,19 @@ table.
 
 Numerics: scale * (u - zero), then + offset, each rounded once: the bits of `quants.dequantise`. Bound by reading the
 panel from memory, and for many tokens by the unpacking: some 100 cycles for 32 columns. Source: the layout is that of
-`panels.py`.
+`panels/`.
 """
 
 from __future__ import annotations
 
 from minfer.backends.cpu.convention import StepWord, argument_pointer, step_pointer, tape_kernel, thread_scratch
-from minfer.backends.cpu.kernels.matmul_float import FloatShape
-from minfer.backends.cpu.panels import BLOCK, GROUPS_OF_FOUR, PANEL_ROWS, VECTOR_BYTES, PanelFormat
+from minfer.backends.cpu.emission import CpuOp, Emission, width_of
+from minfer.backends.cpu.ops.matmul.floats import FloatShape
+from minfer.backends.cpu.panels.floats import FLOAT_TYPES
+from minfer.backends.cpu.panels.formats import BLOCK, GROUPS_OF_FOUR, PANEL_ROWS, VECTOR_BYTES, PanelFormat
+from minfer.backends.cpu.panels.pack import panel_format
+from minfer.graph import Node
+from minfer.graph.ops import Embedding, WeightRole
 from minfer.simd import Kernel, KernelIR, Value, f32, i32, i64, u8
 
 _HALF = BLOCK // 2
@@ -82,3 +87,18 @@ def trace_embedding_float(shape: FloatShape) -> KernelIR:
 
 def _token(k: Kernel, step: Value, chunk: Value) -> Value:
     return k.load(step_pointer(k, step, StepWord.TOKENS, i32) + chunk).to(i64)
+
+
+def _emit(e: Emission, node: Node, op: Embedding) -> None:
+    table = node.inputs[1]
+    ggml_type, width = e.spec(table).ggml_type, width_of(e.spec(table))
+    if ggml_type in FLOAT_TYPES:
+        kernel = e.tape.kernel(trace_embedding_float, FloatShape(ggml_type, width, StepWord.N_TOKENS))
+    else:
+        panel = panel_format(ggml_type)
+        kernel = e.tape.kernel(trace_embedding, panel, width, key=f"{panel.name} {width}")
+    arguments = (e.weight(table, WeightRole.MATRIX), e.address(node.outputs[0]))
+    e.tape.add(kernel, arguments, rows=StepWord.N_TOKENS, rows_per_chunk=1, scratch_bytes=SCRATCH_BYTES)
+
+
+OPS = (CpuOp(Embedding, _emit),)

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 
 from minfer.backends.cpu.activations import BLOCK_VALUES, QuantisedRow
 from minfer.backends.cpu.convention import StepWord, argument_pointer, step_count, tape_kernel
+from minfer.backends.cpu.emission import Emission, rows_of
+from minfer.graph import ValueId
 from minfer.simd import Kernel, KernelIR, Value, f32, i8, i32, i64, u8, vec
 
 ROWS_PER_CHUNK = 4
@@ -117,3 +119,15 @@ def _low_halves(share: int) -> list[int]:
         return [*lows, *(_LANES + lane for lane in lows)]
     quarters = [lows[i : i + 2] for i in range(0, len(lows), 2)]
     return [lane for quarter in quarters for lane in (*quarter, *(_LANES + lane for lane in quarter))]
+
+
+def records_of(e: Emission, x: ValueId) -> int:
+    """Where the records of a value are; adds the entry that makes them, unless they are there already."""
+    spec = e.spec(x)
+    width, rows = spec.n_static_values(), rows_of(spec)
+    records = e.record_buffer(width)
+    if not e.is_recorded(x):
+        kernel = e.tape.kernel(trace_quantise, width, rows)
+        e.tape.add(kernel, (e.address(x), records), rows=rows, rows_per_chunk=ROWS_PER_CHUNK)
+        e.set_recorded(x)
+    return records

@@ -24,7 +24,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from minfer.backends.cpu.kernels.kv_rows import load_values
+from minfer.backends.cpu.ops.kv_rows import load_values
 from minfer.quants import GGMLType, row_bytes
 from minfer.simd import Kernel, Value, f32, vec
 

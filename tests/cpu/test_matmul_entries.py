@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minfer.backends.cpu.emit_matmul import even_share
+from minfer.backends.cpu.ops.matmul.entries import even_share
 
 
 @pytest.mark.parametrize(("n_panels", "n_threads", "most"), [(36, 2, 28), (96, 2, 14), (56, 3, 18), (560, 16, 5)])

@@ -1,11 +1,11 @@
-"""From the blocks of a file to the compact panels of `panels.py`: the same bits in other places.
+"""From the blocks of a file to the compact panels of `formats.py`: the same bits in other places.
 
 A *word* is four bytes: what four neighbouring columns of a row have in one place. Panels want the words of 16 rows next
 to each other, and want the fields of a byte (nibbles, pairs of bits, single bits) to belong to other columns than the
 file does. So words are moved as they are, and fields are exchanged between words by `transpose_fields`.
 
 Arrays of words are uint32 [..., n_panels, n_units, 16 rows]; the axes before these are named where they are made.
-Layouts of blocks are described in `quants`, those of units in `panels.py`.
+Layouts of blocks are described in `quants`, those of units in `formats.py`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.backends.cpu import panels
-from minfer.backends.cpu.panels import PANEL_ROWS, PanelFormat
+from minfer.backends.cpu.panels import formats
+from minfer.backends.cpu.panels.formats import PANEL_ROWS, PanelFormat
 from minfer.quants import GGMLType, iq4, k_quants, legacy, mxfp4
 from minfer.quants.blocks import split_bits
 
@@ -191,7 +191,7 @@ def _store_pairs(target: NDArray[Any], field: NDArray[np.uint8]) -> None:
     quarters[...] = transpose_fields(groups, 2).transpose(3, 4, 1, 0, 2, 5)
 
 
-# Layouts of units, in the order of `panels.py`.
+# Layouts of units, in the order of `formats.py`.
 
 _HALVES = "<f2", PANEL_ROWS
 _BYTES = "u1", PANEL_ROWS
@@ -211,38 +211,38 @@ _TWO_SCALES = ("scale", "i1", (2, PANEL_ROWS))
 
 COMPACT: Final[Mapping[GGMLType, CompactPacking]] = MappingProxyType(
     {
-        GGMLType.Q4_0: CompactPacking(panels.Q4_0, _layout(_D, _LOW), legacy.Q4_0, _fill_classic),
-        GGMLType.Q4_1: CompactPacking(panels.Q4_1, _layout(_D, _M, _LOW), legacy.Q4_1, _fill_classic),
-        GGMLType.Q5_0: CompactPacking(panels.Q5_0, _layout(_D, _FIFTH, _LOW), legacy.Q5_0, _fill_classic),
-        GGMLType.Q5_1: CompactPacking(panels.Q5_1, _layout(_D, _M, _FIFTH, _LOW), legacy.Q5_1, _fill_classic),
+        GGMLType.Q4_0: CompactPacking(formats.Q4_0, _layout(_D, _LOW), legacy.Q4_0, _fill_classic),
+        GGMLType.Q4_1: CompactPacking(formats.Q4_1, _layout(_D, _M, _LOW), legacy.Q4_1, _fill_classic),
+        GGMLType.Q5_0: CompactPacking(formats.Q5_0, _layout(_D, _FIFTH, _LOW), legacy.Q5_0, _fill_classic),
+        GGMLType.Q5_1: CompactPacking(formats.Q5_1, _layout(_D, _M, _FIFTH, _LOW), legacy.Q5_1, _fill_classic),
         GGMLType.Q8_0: CompactPacking(
-            panels.Q8_0, _layout(_D, ("bytes", "<u4", (8, PANEL_ROWS))), legacy.Q8_0, _fill_q8_0
+            formats.Q8_0, _layout(_D, ("bytes", "<u4", (8, PANEL_ROWS))), legacy.Q8_0, _fill_q8_0
         ),
-        GGMLType.IQ4_NL: CompactPacking(panels.IQ4_NL, _layout(_D, _LOW), iq4.IQ4_NL, _fill_classic),
-        GGMLType.MXFP4: CompactPacking(panels.MXFP4, _layout(("e", *_BYTES), _LOW), mxfp4.MXFP4, _fill_classic),
+        GGMLType.IQ4_NL: CompactPacking(formats.IQ4_NL, _layout(_D, _LOW), iq4.IQ4_NL, _fill_classic),
+        GGMLType.MXFP4: CompactPacking(formats.MXFP4, _layout(("e", *_BYTES), _LOW), mxfp4.MXFP4, _fill_classic),
         GGMLType.Q2_K: CompactPacking(
-            panels.Q2_K,
+            formats.Q2_K,
             _layout(_D, _DMIN, blocks=(("scale", "u1", (2, PANEL_ROWS)), _PAIRS)),
             k_quants.Q2_K,
             _fill_q2_k,
         ),
         GGMLType.Q3_K: CompactPacking(
-            panels.Q3_K,
+            formats.Q3_K,
             _layout(_D, blocks=(_TWO_SCALES, ("third", "<u4", PANEL_ROWS), _PAIRS)),
             k_quants.Q3_K,
             _fill_q3_k,
         ),
         GGMLType.Q4_K: CompactPacking(
-            panels.Q4_K, _layout(_D, _DMIN, blocks=(_SCALE, _MINIMUM, _LOW)), k_quants.Q4_K, _fill_q4_k
+            formats.Q4_K, _layout(_D, _DMIN, blocks=(_SCALE, _MINIMUM, _LOW)), k_quants.Q4_K, _fill_q4_k
         ),
         GGMLType.Q5_K: CompactPacking(
-            panels.Q5_K, _layout(_D, _DMIN, blocks=(_SCALE, _MINIMUM, _FIFTH, _LOW)), k_quants.Q5_K, _fill_q4_k
+            formats.Q5_K, _layout(_D, _DMIN, blocks=(_SCALE, _MINIMUM, _FIFTH, _LOW)), k_quants.Q5_K, _fill_q4_k
         ),
         GGMLType.Q6_K: CompactPacking(
-            panels.Q6_K, _layout(_D, blocks=(_TWO_SCALES, _PAIRS, _LOW)), k_quants.Q6_K, _fill_q6_k
+            formats.Q6_K, _layout(_D, blocks=(_TWO_SCALES, _PAIRS, _LOW)), k_quants.Q6_K, _fill_q6_k
         ),
         GGMLType.IQ4_XS: CompactPacking(
-            panels.IQ4_XS, _layout(_D, blocks=(("scale", "i1", PANEL_ROWS), _LOW)), iq4.IQ4_XS, _fill_iq4_xs
+            formats.IQ4_XS, _layout(_D, blocks=(("scale", "i1", PANEL_ROWS), _LOW)), iq4.IQ4_XS, _fill_iq4_xs
         ),
     }
 )

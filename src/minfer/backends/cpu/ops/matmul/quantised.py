@@ -31,7 +31,8 @@ from dataclasses import dataclass
 
 from minfer.backends.cpu.activations import QuantisedRow
 from minfer.backends.cpu.convention import StepWord, argument, argument_pointer, step_count, tape_kernel, thread_scratch
-from minfer.backends.cpu.panels import (
+from minfer.backends.cpu.ops.activate import activate
+from minfer.backends.cpu.panels.formats import (
     BLOCK,
     F32X16,
     GROUPS_OF_FOUR,
@@ -316,13 +317,3 @@ def _finish(
         else:
             with k.if_(n_left > m):
                 k.store(at, value, mask=mask)
-
-
-def activate(k: Kernel, kind: ActivationKind, x: Value) -> Value:
-    """SiLU, or GELU's tanh form written as x * sigmoid(2 y)."""
-    match kind:
-        case ActivationKind.SILU:
-            return x / (k.exp(-x) + 1.0)
-        case ActivationKind.GELU:
-            y = (x * x * x * 0.044715 + x) * 1.5957691216057308
-            return x / (k.exp(-y) + 1.0)

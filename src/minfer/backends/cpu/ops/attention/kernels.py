@@ -1,9 +1,9 @@
 """Attention: `tiles` for prompts, `tokens` for a batch of sequences, `split` and `combine` for a few tokens. One
-arithmetic: `attention_arithmetic.py`.
+arithmetic: `arithmetic.py`.
 
-- tiles: a chunk is 16 tokens and one KV head. Tokens of one sequence are done together (`attention_by_tokens.py`): the
+- tiles: a chunk is 16 tokens and one KV head. Tokens of one sequence are done together (`by_tokens.py`): the
   query heads of the group take turns over each page, so that a page is read from memory once. Where a tile has but few
-  tokens of a sequence, they are done one after the other (`attention_by_heads.py`).
+  tokens of a sequence, they are done one after the other (`by_heads.py`).
 - tokens: a chunk is one token and one KV head.
 - split: a chunk is one token, one of `N_SPLITS` ranges of its pages and one KV head, so that all threads have work
   however few the heads are. Partial results of all pages go to a buffer.
@@ -30,13 +30,12 @@ from minfer.backends.cpu.convention import (
     tape_kernel,
     thread_scratch,
 )
-from minfer.backends.cpu.kernels import attention_by_heads as by_heads
-from minfer.backends.cpu.kernels import attention_by_tokens as by_tokens
-from minfer.backends.cpu.kernels.attention_arithmetic import PackedRows
-from minfer.backends.cpu.kernels.attention_by_heads import HeadGroup, TokenPage
-from minfer.backends.cpu.kernels.attention_by_tokens import Page, TokenLanes, Visible
-from minfer.backends.cpu.kernels.kv_rows import cell_bytes, load_row
-from minfer.backends.cpu.kernels.transpose import load_columns, store_rows
+from minfer.backends.cpu.ops.attention import by_heads, by_tokens
+from minfer.backends.cpu.ops.attention.arithmetic import PackedRows
+from minfer.backends.cpu.ops.attention.by_heads import HeadGroup, TokenPage
+from minfer.backends.cpu.ops.attention.by_tokens import Page, TokenLanes, Visible
+from minfer.backends.cpu.ops.attention.transpose import load_columns, store_rows
+from minfer.backends.cpu.ops.kv_rows import cell_bytes, load_row
 from minfer.errors import UnsupportedError
 from minfer.graph import PAGE_SIZE
 from minfer.quants import GGMLType, row_bytes

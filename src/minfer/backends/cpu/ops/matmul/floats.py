@@ -4,7 +4,7 @@ Panels of 16 rows, one after the other: [k][16 rows] of the file's element type.
 n_columns]. For every token and row the products are added by fma in float32, in the order of k, in `PARTIAL_SUMS`
 partial sums (k modulo that number) which are added by a fixed tree: the same bits on every path.
 
-Argument block as for `matmul.py`, with word 2 = x f32. y must not overlap what is read. Error at most
+Argument block as for `quantised.py`, with word 2 = x f32. y must not overlap what is read. Error at most
 ceil(n_columns / PARTIAL_SUMS) + 3 units roundoff of the sum of magnitudes.
 
 Chunks count tiles of tokens first, then parts: chunk % n_tiles is the tile, so that chunks that run one after the
@@ -16,27 +16,18 @@ multiplication (2008).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
 
 from minfer.backends.cpu.convention import StepWord, argument, argument_pointer, step_count, tape_kernel
-from minfer.backends.cpu.kernels.matmul import activate
-from minfer.backends.cpu.panels import F32X16, PANEL_ROWS
+from minfer.backends.cpu.ops.activate import activate
+from minfer.backends.cpu.panels.floats import ELEMENTS
+from minfer.backends.cpu.panels.formats import F32X16, PANEL_ROWS
 from minfer.graph.ops import ActivationKind
 from minfer.quants import GGMLType
-from minfer.simd import Kernel, KernelIR, Scalar, Value, bf16, f16, f32
+from minfer.simd import Kernel, KernelIR, Scalar, Value, f32
 
 PARTIAL_SUMS = 4
 TILE_ROWS = 4
-FLOAT_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
-_ELEMENTS: Final[Mapping[GGMLType, Scalar]] = MappingProxyType(
-    {GGMLType.F32: f32, GGMLType.F16: f16, GGMLType.BF16: bf16}
-)
 
 
 @dataclass(frozen=True)
@@ -51,7 +42,7 @@ class FloatShape:
 
     @property
     def element(self) -> Scalar:
-        return _ELEMENTS[self.ggml_type]
+        return ELEMENTS[self.ggml_type]
 
     @property
     def panel_bytes(self) -> int:
@@ -62,22 +53,6 @@ class FloatShape:
         bias = "_bias" if self.has_bias else ""
         element = self.ggml_type.name.lower()
         return f"matmul_float{n_tile_rows}_{element}_k{self.n_columns}{gate}{bias}_r{int(self.rows)}"
-
-
-def packed_float_bytes(ggml_type: GGMLType, n_rows: int, n_columns: int) -> int:
-    """Bytes of the panels of a weight."""
-    return -(-n_rows // PANEL_ROWS) * PANEL_ROWS * n_columns * _ELEMENTS[ggml_type].n_bytes
-
-
-def pack_float(ggml_type: GGMLType, data: NDArray[np.uint8], n_columns: int, out: NDArray[np.uint8]) -> None:
-    """Packs rows uint8 [n_rows, row_bytes] into panels; missing rows of the last one become zero."""
-    dtype = np.uint32 if ggml_type is GGMLType.F32 else np.uint16
-    rows = np.ascontiguousarray(data).view(dtype)
-    missing = -len(rows) % PANEL_ROWS
-    if missing:
-        rows = np.concatenate([rows, np.zeros((missing, n_columns), dtype)])
-    panels = out.view(dtype).reshape(-1, n_columns, PANEL_ROWS)
-    panels[:] = rows.reshape(-1, PANEL_ROWS, n_columns).transpose(0, 2, 1)
 
 
 def trace_float(shape: FloatShape, n_tile_rows: int) -> KernelIR:

@@ -1,7 +1,7 @@
 """Add, Multiply, Activation and GatedActivation, element by element over rows f32 [n, width].
 
 Argument block: 0 a, 1 b (two operands), 2 y, which may be the same memory as an operand. Add and Multiply round
-once; the activations are those of `activate` in `matmul.py`: within 4 units in the last place. Bound by memory.
+once; the activations are those of `activate.py`: within 4 units in the last place. Bound by memory.
 Source: Shazeer, GLU variants (2020); Hendrycks and Gimpel, Gaussian error linear units (2016).
 """
 
@@ -10,8 +10,10 @@ from __future__ import annotations
 from enum import Enum
 
 from minfer.backends.cpu.convention import StepWord, argument_pointer, step_count, tape_kernel
-from minfer.backends.cpu.kernels.matmul import activate
-from minfer.graph.ops import ActivationKind
+from minfer.backends.cpu.emission import CpuOp, Emission, rows_of
+from minfer.backends.cpu.ops.activate import activate
+from minfer.graph import Node
+from minfer.graph.ops import Activation, ActivationKind, Add, GatedActivation, Multiply
 from minfer.simd import KernelIR, f32
 
 ROWS_PER_CHUNK = 4
@@ -47,3 +49,36 @@ def trace_elementwise(kind: Elementwise, activation: ActivationKind | None, widt
             value = value + other if kind is Elementwise.ADD else value * other
         k.store(y + i, value, mask=mask)
     return k.finish()
+
+
+def _emit(e: Emission, node: Node, kind: Elementwise, activation: ActivationKind | None = None) -> None:
+    spec = e.spec(node.outputs[0])
+    rows = rows_of(spec)
+    operands = [e.address(value_id) for value_id in node.inputs]
+    arguments = (operands[0], operands[-1], e.address(node.outputs[0]))
+    kernel = e.tape.kernel(trace_elementwise, kind, activation, spec.n_static_values(), rows)
+    e.tape.add(kernel, arguments, rows=rows, rows_per_chunk=ROWS_PER_CHUNK)
+
+
+def _emit_add(e: Emission, node: Node, op: Add) -> None:
+    _emit(e, node, Elementwise.ADD)
+
+
+def _emit_multiply(e: Emission, node: Node, op: Multiply) -> None:
+    _emit(e, node, Elementwise.MULTIPLY)
+
+
+def _emit_activation(e: Emission, node: Node, op: Activation) -> None:
+    _emit(e, node, Elementwise.ACTIVATION, op.activation)
+
+
+def _emit_gated(e: Emission, node: Node, op: GatedActivation) -> None:
+    _emit(e, node, Elementwise.GATED, op.activation)
+
+
+OPS = (
+    CpuOp(Add, _emit_add),
+    CpuOp(Multiply, _emit_multiply),
+    CpuOp(Activation, _emit_activation),
+    CpuOp(GatedActivation, _emit_gated),
+)

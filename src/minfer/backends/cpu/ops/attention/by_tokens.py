@@ -1,14 +1,14 @@
 """Attention of up to 16 tokens of one sequence to a page: lanes are the tokens, and a key's or value's element is a
 scalar that is broadcast, so that nothing is reduced across lanes.
 
-A state is f32 [2 + value_dim][lanes]: M, L, A[0], A[1], ... of `attention_arithmetic.py`. Bound by fma.
+A state is f32 [2 + value_dim][lanes]: M, L, A[0], A[1], ... of `arithmetic.py`. Bound by fma.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minfer.backends.cpu.kernels.attention_arithmetic import LOWEST, N_PARTS, PART_ORDER, Factors, weigh
+from minfer.backends.cpu.ops.attention.arithmetic import LOWEST, N_PARTS, PART_ORDER, Factors, weigh
 from minfer.simd import Kernel, Value, f32, i32, i64, vec
 
 

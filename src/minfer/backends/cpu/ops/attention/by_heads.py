@@ -5,7 +5,7 @@ Scores are sums of 8 lanes each: 8 of them (keys times heads) are added up toget
 of two vectors into one. Weights are f32 [64][`weight_lanes`], heads side by side.
 
 A partial result, and the state that pages are folded into, is M and L, f32 [weight_lanes] each, then A, f32
-[group][value_dim]; see `attention_arithmetic.py`. Bound by reading K and V, and by fma where they are in the cache.
+[group][value_dim]; see `arithmetic.py`. Bound by reading K and V, and by fma where they are in the cache.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from minfer.backends.cpu.kernels.attention_arithmetic import LOWEST, N_PARTS, Factors, PackedRows, weigh
+from minfer.backends.cpu.ops.attention.arithmetic import LOWEST, N_PARTS, Factors, PackedRows, weigh
 from minfer.simd import Kernel, Value, f32, i64, vec
 
 _SET = 8

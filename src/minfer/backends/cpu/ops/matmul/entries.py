@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minfer.backends.cpu.kernels import matmul, matmul_float
-from minfer.backends.cpu.kernels.matmul import MatMulShape
-from minfer.backends.cpu.kernels.matmul_float import FloatShape
-from minfer.backends.cpu.panels import PANEL_ROWS
+from minfer.backends.cpu.ops.matmul import floats, quantised
+from minfer.backends.cpu.ops.matmul.floats import FloatShape
+from minfer.backends.cpu.ops.matmul.quantised import MatMulShape
+from minfer.backends.cpu.panels.formats import PANEL_ROWS
 from minfer.backends.cpu.tape import Tape
 
 _DIRECT_CHUNK_BYTES = 1 << 20
@@ -48,10 +48,10 @@ def add_matmul(tape: Tape, shape: MatMulShape, operands: Operands, *, n_threads:
     key, n_panels = shape.name(""), operands.n_panels
     panel_bytes = shape.panel.panel_bytes(shape.n_columns) * shape.n_weights
     panels = even_share(n_panels, n_threads, _DIRECT_CHUNK_BYTES // panel_bytes)
-    few = matmul.MAX_DIRECT_ROWS
+    few = quantised.MAX_DIRECT_ROWS
     for trace, rows_per_chunk, min_rows, max_rows in (
-        (matmul.trace_direct, 1, 1, 1),
-        (matmul.trace_direct_tiles, 0, 2, few),
+        (quantised.trace_direct, 1, 1, 1),
+        (quantised.trace_direct_tiles, 0, 2, few),
     ):
         tape.add(
             tape.kernel(trace, shape, key=key),
@@ -66,7 +66,7 @@ def add_matmul(tape: Tape, shape: MatMulShape, operands: Operands, *, n_threads:
     panel_scratch = shape.unpacked_panel_bytes * shape.n_weights
     panels = even_share(n_panels, n_threads, _TILES_SCRATCH_BYTES // panel_scratch)
     tape.add(
-        tape.kernel(matmul.trace_tiles, shape, key=key),
+        tape.kernel(quantised.trace_tiles, shape, key=key),
         operands.arguments(panels),
         rows=shape.rows,
         rows_per_chunk=0,
@@ -80,9 +80,9 @@ def add_matmul(tape: Tape, shape: MatMulShape, operands: Operands, *, n_threads:
 def add_matmul_float(tape: Tape, shape: FloatShape, operands: Operands, *, n_threads: int, barrier: bool) -> None:
     """A product with float weights."""
     panels = even_share(operands.n_panels, n_threads, _DIRECT_CHUNK_BYTES // shape.panel_bytes)
-    for n_tile_rows, min_rows, max_rows in ((1, 1, 1), (matmul_float.TILE_ROWS, 2, 1 << 40)):
+    for n_tile_rows, min_rows, max_rows in ((1, 1, 1), (floats.TILE_ROWS, 2, 1 << 40)):
         tape.add(
-            tape.kernel(matmul_float.trace_float, shape, n_tile_rows),
+            tape.kernel(floats.trace_float, shape, n_tile_rows),
             operands.arguments(panels),
             rows=shape.rows,
             rows_per_chunk=n_tile_rows,

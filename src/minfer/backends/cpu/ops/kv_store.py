@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minfer.backends.cpu.convention import StepWord, argument_pointer, step_pointer, tape_kernel
-from minfer.backends.cpu.kernels.kv_rows import cell_bytes, store_row
+from minfer.backends.cpu.emission import CpuOp, Emission, width_of
+from minfer.backends.cpu.ops.kv_rows import cell_bytes, store_row
+from minfer.graph import Node
+from minfer.graph.ops import KVStore
 from minfer.quants import GGMLType, row_bytes
 from minfer.simd import Kernel, KernelIR, Value, f32, i32, i64, u8
 
@@ -46,3 +49,21 @@ def store_token(
         with k.loop(0, shape.n_kv_heads) as head:
             row = first + (token * shape.n_kv_heads + head) * width
             store_row(k, row, to.offset_bytes(head * row_bytes(ggml_type, width)), width, ggml_type)
+
+
+def _emit(e: Emission, node: Node, op: KVStore) -> None:
+    k, v, _, *regions = node.inputs
+    arguments = (e.address(k), e.address(v), *(e.region(value_id) for value_id in regions))
+    kernel = e.tape.kernel(trace_kv_store, store_shape(e, node))
+    e.tape.add(kernel, arguments, rows=StepWord.N_TOKENS, rows_per_chunk=1)
+
+
+def store_shape(e: Emission, node: Node) -> StoreShape:
+    """The shape of a node's kernel."""
+    k, v, _, k_region, v_region = node.inputs
+    _, n_kv_heads, head_dim = e.spec(k).shape
+    types = (e.spec(k_region).ggml_type, e.spec(v_region).ggml_type)
+    return StoreShape(int(n_kv_heads), int(head_dim), width_of(e.spec(v)), *types)
+
+
+OPS = (CpuOp(KVStore, _emit),)

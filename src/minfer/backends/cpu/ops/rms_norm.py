@@ -16,7 +16,10 @@ from dataclasses import dataclass
 
 from minfer.backends.cpu.activations import QuantisedRow
 from minfer.backends.cpu.convention import StepWord, argument_pointer, step_count, tape_kernel
-from minfer.backends.cpu.kernels.quantise import quantise_row
+from minfer.backends.cpu.emission import CpuOp, Emission, rows_of, width_of
+from minfer.backends.cpu.ops.quantise import quantise_row
+from minfer.graph import Node
+from minfer.graph.ops import AddRMSNorm, RMSNorm, WeightRole
 from minfer.simd import Kernel, KernelIR, Value, f32, f64, u8, vec
 
 ROWS_PER_CHUNK = 4
@@ -85,3 +88,33 @@ def _pieces(width: int) -> list[tuple[int, int, bool]]:
     """(start, stop, whether it is a part of a vector) of the whole vectors of a row, and of its rest."""
     whole = width // _LANES * _LANES
     return [piece for piece in ((0, whole, False), (whole, width, True)) if piece[0] < piece[1]]
+
+
+def _emit(e: Emission, node: Node, op: RMSNorm | AddRMSNorm) -> None:
+    adds = isinstance(op, AddRMSNorm)
+    *operands, weight = node.inputs
+    y = node.outputs[-1]
+    spec = e.spec(y)
+    width = width_of(spec)
+    shape = NormShape(
+        width=width,
+        eps=op.eps,
+        rows=rows_of(spec),
+        n_groups=spec.n_static_values() // width,
+        adds=adds,
+        quantised=e.wants_record(y),
+    )
+    arguments = (
+        e.address(operands[0]),
+        e.address(operands[1]) if adds else 0,
+        e.weight(weight, WeightRole.VECTOR),
+        e.address(node.outputs[0]) if adds else 0,
+        e.address(y),
+        e.record_buffer(width) if shape.quantised else 0,
+    )
+    e.tape.add(e.tape.kernel(trace_rms_norm, shape), arguments, rows=shape.rows, rows_per_chunk=ROWS_PER_CHUNK)
+    if shape.quantised:
+        e.set_recorded(y)
+
+
+OPS = (CpuOp(RMSNorm, _emit), CpuOp(AddRMSNorm, _emit))

@@ -7,6 +7,9 @@ Argument block: 0 x, 1 y, which must not overlap. One row a chunk. Bound by memo
 from __future__ import annotations
 
 from minfer.backends.cpu.convention import StepWord, argument_pointer, step_pointer, tape_kernel
+from minfer.backends.cpu.emission import CpuOp, Emission
+from minfer.graph import Node
+from minfer.graph.ops import SelectRows
 from minfer.simd import KernelIR, f32, i32, i64
 
 _LANES = 16
@@ -21,3 +24,12 @@ def trace_select_rows(width: int) -> KernelIR:
         mask = k.first_lanes(width - i, _LANES)
         k.store(y + chunk * width + i, k.load(x + row * width + i, _LANES, mask=mask), mask=mask)
     return k.finish()
+
+
+def _emit(e: Emission, node: Node, op: SelectRows) -> None:
+    width = e.spec(node.inputs[0]).n_static_values()
+    arguments = (e.address(node.inputs[0]), e.address(node.outputs[0]))
+    e.tape.add(e.tape.kernel(trace_select_rows, width), arguments, rows=StepWord.N_OUTPUTS, rows_per_chunk=1)
+
+
+OPS = (CpuOp(SelectRows, _emit),)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer import sampling, simd
-from minfer.backends.cpu.kernels import vocabulary as kernels
+from minfer.backends.cpu.vocabulary import kernels
 from minfer.sampling.vocabulary import groups_for, in_order, nth_largest, refuse
 from minfer.simd import KernelIR, NativeModule, Target, compile_kernels, digest_of_package, load_or_compile, open_cache
 
@@ -16,7 +16,7 @@ _LEAST = float(np.finfo(np.float32).min)
 
 
 class NativeVocabularyOps:
-    """The kernels of `kernels/vocabulary.py`, on the thread that calls. Any number of threads may call at a time.
+    """The kernels of `kernels.py`, on the thread that calls. Any number of threads may call at a time.
 
     Args:
         target: what to compile for.

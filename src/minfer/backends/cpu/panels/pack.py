@@ -1,4 +1,4 @@
-"""From the rows of a file to panels (`panels.py`): a rearrangement, in which no value changes.
+"""From the rows of a file to panels (`formats.py`): a rearrangement, in which no value changes.
 
 Types with a compact panel are packed bit by bit (`pack_compact.py`). The others go to the wide one, which keeps their
 integers in bytes and their scales in float32; `quants.unpack` knows how each stores them.
@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.backends.cpu import panels
-from minfer.backends.cpu.pack_compact import COMPACT
-from minfer.backends.cpu.panels import BLOCK, PANEL_ROWS, PanelFormat
+from minfer.backends.cpu.panels import formats
+from minfer.backends.cpu.panels.formats import BLOCK, PANEL_ROWS, PanelFormat
+from minfer.backends.cpu.panels.pack_compact import COMPACT
 from minfer.quants import GGMLType, UnpackedBlocks, block_geometry, unpack, unpackable_types
 
 Bytes = NDArray[np.uint8]
@@ -27,7 +27,7 @@ def panel_format(ggml_type: GGMLType) -> PanelFormat:
     """The panel format that a tensor type is packed to. Raises KeyError for types that hold no scaled integers."""
     if ggml_type in COMPACT:
         return COMPACT[ggml_type].panel
-    return panels.WIDE[_WIDE_GROUPS[ggml_type]]
+    return formats.WIDE[_WIDE_GROUPS[ggml_type]]
 
 
 def packable_types() -> tuple[GGMLType, ...]:
@@ -69,7 +69,7 @@ def _pack_panels(ggml_type: GGMLType, rows: Bytes, n_columns: int, out: Bytes) -
 
 def _wide_layout(panel: PanelFormat) -> np.dtype[np.void]:
     return np.dtype(
-        [("scale", "<f4", (panel.n_groups, PANEL_ROWS)), ("words", "<u4", (panels.GROUPS_OF_FOUR, PANEL_ROWS))]
+        [("scale", "<f4", (panel.n_groups, PANEL_ROWS)), ("words", "<u4", (formats.GROUPS_OF_FOUR, PANEL_ROWS))]
     )
 
 
@@ -80,7 +80,7 @@ def _fill_wide(units: NDArray[Any], parts: UnpackedBlocks, panel: PanelFormat) -
     scales = np.repeat(parts.scales, n_repeats, axis=1)
     units["scale"] = scales.reshape(n_panels, PANEL_ROWS, n_units, panel.n_groups).transpose(0, 2, 3, 1)
     words = np.bitwise_xor(parts.quants.view(np.uint8), panel.zero, order="C").view("<u4")  # q + 128
-    shape = (n_panels, PANEL_ROWS, n_units, panels.GROUPS_OF_FOUR)
+    shape = (n_panels, PANEL_ROWS, n_units, formats.GROUPS_OF_FOUR)
     units["words"] = words.reshape(shape).transpose(0, 2, 3, 1)
 
 

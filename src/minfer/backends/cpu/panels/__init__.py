@@ -1,0 +1,1 @@
+"""How weights lie in memory: formats, and how they are packed."""
