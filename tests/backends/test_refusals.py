@@ -9,11 +9,13 @@ import pytest
 
 from minfer.backends import Backend
 from minfer.backends.cpu import CpuBackend
+from minfer.backends.cpu.ops import OPS as CPU_OPS
 from minfer.backends.reference import ReferenceBackend
+from minfer.backends.reference.kernels import KERNELS
 from minfer.backends.refusals import refusal_of_storage
 from minfer.errors import GraphError, UnsupportedError
 from minfer.graph import GraphBuilder, Symbol, TensorSpec, verify
-from minfer.graph.ops import MatMul, Op, RMSNorm, WeightRole
+from minfer.graph.ops import OPS, MatMul, Op, RMSNorm, WeightRole
 from minfer.passes import PassContext
 from minfer.passes.assign import assign
 from minfer.quants import GGMLType
@@ -29,6 +31,12 @@ class Stacked(Op):
 
     def output_specs(self, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
         return (inputs[0],)
+
+
+def test_both_backends_have_every_op_but_those_that_the_plan_runs() -> None:
+    mine = {op for op in OPS if not op.is_transfer}
+    assert set(CPU_OPS) == set(KERNELS) == mine
+    assert all(each.op is op for op, each in CPU_OPS.items())
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
