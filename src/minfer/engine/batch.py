@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from minfer.engine.answer import Answer, GenerationRequest
+from minfer.engine.batch_inbox import Inbox, start_worker
 from minfer.engine.batch_job import BatchJob
 from minfer.engine.batch_pace import PrefillPace
 from minfer.engine.batch_types import BatchRequest, EngineSnapshot, EventListener, StepListener, StepReport
@@ -81,18 +82,16 @@ class BatchEngine:
         self._samplers = samplers
         self._pace = PrefillPace()
         self._listeners: list[StepListener] = []
-        self._changed = threading.Condition()
+        self._inbox = Inbox()
+        self._changed = self._inbox.changed
         """guards the queue and what is told of the engine"""
-        self._queue: deque[BatchJob] = deque()
         self._active: list[BatchJob] = []
-        self._closing = False
         self._failure: BaseException | None = None
         self._usage = runtime.cache_usage()
         self._n_prefilled = self._n_reused = self._n_generated = 0
         self._job_s: float | None = None
         """running mean of a request's time from its submission to its end"""
-        self._thread = threading.Thread(target=self._run, name="minfer-batch", daemon=True)
-        self._thread.start()
+        self._thread = start_worker(self, self._inbox)
 
     @property
     def n_ctx(self) -> int:
@@ -119,14 +118,15 @@ class BatchEngine:
         n_pages = self._check(request)
         job = BatchJob(request, self._answers(request), on_event, n_pages)
         with self._changed:
-            if self._closing or self._failure is not None:
+            if self._inbox.is_closing or self._failure is not None:
                 raise EngineClosedError("the engine is closed")
             # One that can be admitted at once waits for the next step only.
-            n_waiting = len(self._queue) - max(self.max_active - sum(each.n_samples for each in self._requests()), 0)
+            n_free = max(self.max_active - sum(each.n_samples for each in self._requests()), 0)
+            n_waiting = len(self._inbox.queue) - n_free
             if n_waiting >= self.max_queued:
-                raise QueueFullError(len(self._queue), self._retry_after_s())
-            self._queue.append(job)
-            self._changed.notify()
+                raise QueueFullError(len(self._inbox.queue), self._retry_after_s())
+            self._inbox.queue.append(job)
+            self._inbox.call(self)
         return BatchHandle(job, self._wake)
 
     def add_step_listener(self, listener: StepListener) -> None:
@@ -139,7 +139,7 @@ class BatchEngine:
         with self._changed:
             usage = self._usage
             return EngineSnapshot(
-                n_queued=len(self._queue),
+                n_queued=len(self._inbox.queue),
                 n_active=len(self._active),
                 n_pages=usage.n_pages,
                 n_free_pages=usage.n_pages - usage.n_used_pages,
@@ -151,9 +151,7 @@ class BatchEngine:
 
     def close(self) -> None:
         """Fails what is queued or active with EngineClosedError, and ends the thread. Waits for the step that runs."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
+        self._inbox.close(self)
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -214,37 +212,38 @@ class BatchEngine:
         return [job.request for job in self._active]
 
     def _retry_after_s(self) -> float:
-        expected = (self._job_s or 0.0) * (len(self._queue) / self.max_active)
+        expected = (self._job_s or 0.0) * (len(self._inbox.queue) / self.max_active)
         return min(max(expected, _SHORTEST_RETRY_S), _LONGEST_RETRY_S)
 
     def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify()
+        self._inbox.call(self)
 
     # What the engine's thread does.
 
-    def _run(self) -> None:
-        error: Exception = EngineClosedError("the engine was closed before the request was over")
+    def work(self) -> None:
+        """Takes turns until there is nothing to do, or the engine is closed. Called by its thread."""
         try:
-            while self._wait_for_work():
+            while self._has_work():
                 self._turn()
         except BaseException as failure:  # noqa: BLE001  # kept in `failure`: the thread has no caller
             self._failure = failure
-            error = failure if isinstance(failure, Exception) else error
-        finally:
-            with self._changed:
-                self._closing = True
-                jobs = [*self._active, *self._queue]
-            for job in jobs:
-                job.fail(error)
-            self._remove(jobs)
+            self._inbox.close()
+        if self._inbox.is_closing:
+            self._end()
 
-    def _wait_for_work(self) -> bool:
-        """Waits; whether the engine goes on."""
+    def _end(self) -> None:
+        """Fails what is not over."""
+        closed = EngineClosedError("the engine was closed before the request was over")
+        error = self._failure if isinstance(self._failure, Exception) else closed
         with self._changed:
-            while not (self._queue or self._active or self._closing):
-                self._changed.wait()
-            return not self._closing
+            jobs = [*self._active, *self._inbox.queue]
+        for job in jobs:
+            job.fail(error)
+        self._remove(jobs)
+
+    def _has_work(self) -> bool:
+        with self._changed:
+            return bool(self._inbox.queue or self._active) and not self._inbox.is_closing
 
     def _turn(self) -> None:
         """Takes leave of what is cancelled, admits what waits, and takes a step."""
@@ -259,7 +258,7 @@ class BatchEngine:
 
     def _drop_cancelled(self) -> None:
         with self._changed:
-            dropped = [job for job in (*self._active, *self._queue) if job.cancelled]
+            dropped = [job for job in (*self._active, *self._inbox.queue) if job.cancelled]
         for job in dropped:
             job.cancel()
         if dropped:
@@ -271,12 +270,12 @@ class BatchEngine:
             with self._changed:
                 n_samples = sum(request.n_samples for request in self._requests())
                 n_pages = sum(job.n_pages for job in self._active)
-                if not self._queue:
+                if not self._inbox.queue:
                     return
-                job = self._queue[0]
+                job = self._inbox.queue[0]
                 if n_samples + job.request.n_samples > self.max_active or n_pages + job.n_pages > self._usage.n_pages:
                     return
-                self._queue.popleft()
+                self._inbox.queue.popleft()
                 self._active = [*self._active, job]
             job.start(self._runtime)
             self._count(n_reused=job.n_cached_tokens)
@@ -354,7 +353,7 @@ class BatchEngine:
         with self._changed:
             self._usage = usage
             self._active = [job for job in self._active if job not in jobs]
-            self._queue = deque(job for job in self._queue if job not in jobs)
+            self._inbox.queue = deque(job for job in self._inbox.queue if job not in jobs)
 
     def _report(self, start_s: float, n_sequences: int, n_prefill: int, n_decode: int) -> None:
         report = StepReport(time.perf_counter() - start_s, n_sequences, n_prefill, n_decode)

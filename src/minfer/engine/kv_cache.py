@@ -54,8 +54,9 @@ class KVSequence:
         self._pages: list[int] = []
         self._tokens = bytearray()
         self._shifted_from: int | None = None
-        # It holds the very list, so that is changed in place only.
-        weakref.finalize(self, pool.abandon, self._pages).atexit = False
+        # The interpreter holds finalisers: this one holds two lists, and not the pool. The list of pages is the very
+        # one, so that it is changed in place only.
+        weakref.finalize(self, pool.abandoned.append, self._pages).atexit = False
 
     @property
     def pages(self) -> tuple[int, ...]:

@@ -44,7 +44,9 @@ class PagePool:
         self.lock = threading.RLock()
         self._n_owners = [0] * n_pages
         self._free = list(range(n_pages))
-        self._abandoned: deque[list[int]] = deque()
+        self.abandoned: deque[list[int]] = deque()
+        """where a garbage collector puts pages to be given back, since it can't wait for the lock: they are free by the
+        next `take`"""
         self._reclaim: Callable[[int], object] | None = None
 
     @property
@@ -122,14 +124,9 @@ class PagePool:
                 if self._n_owners[page] == 0:
                     heapq.heappush(self._free, page)
 
-    def abandon(self, pages: list[int]) -> None:
-        """Gives pages back without waiting for the lock, as a garbage collector must: they are free by the next
-        `take`."""
-        self._abandoned.append(pages)
-
     def _collect(self) -> None:
-        while self._abandoned:
-            self.give_back(self._abandoned.popleft())
+        while self.abandoned:
+            self.give_back(self.abandoned.popleft())
 
     def _check_owned(self, pages: Sequence[int]) -> None:
         for page in pages:
