@@ -12,20 +12,35 @@
     ├── TemplateError         the chat template failed, or took too long
     ├── ContextError          more positions than n_ctx; names both numbers
     ├── SessionFileError      a saved session is damaged, or of another version or model; or it can't be written
+    │   └── ForeignFileError  a file that is not minfer's stands where one is to be written
     ├── QueueFullError        a server has too many requests waiting
     ├── EngineClosedError     a server's engine was closed before a request was over
     └── GraphError            a graph breaks an invariant; a bug in a model definition or in a pass
 
-Every message says what is wrong, with the value met, and where it helps what to do.
+Every message says what is wrong, with the value met, and where it helps what to do. All of them can be pickled and
+copied, with everything that they hold, so that they get from one process to another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 
 class MinferError(Exception):
     """Base of every exception that minfer raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python's own way calls the class with the message alone, which most of these don't take.
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[MinferError], arguments: tuple[object, ...], state: dict[str, object]) -> MinferError:
+    """An exception as it was when it was pickled."""
+    error = kind.__new__(kind)
+    error.args = arguments
+    error.__dict__.update(state)
+    return error
 
 
 class ParameterError(MinferError, ValueError):
@@ -106,6 +121,13 @@ class SessionFileError(MinferError):
         self.path = str(path)
         self.reason = reason
         super().__init__(f"{path}: {reason}")
+
+
+class ForeignFileError(SessionFileError):
+    """A file that minfer did not write stands where a session is to be saved. `overwrite=True` replaces it."""
+
+    def __init__(self, path: object) -> None:
+        super().__init__(path, "a file that is not a saved session stands there, and is left alone")
 
 
 class QueueFullError(MinferError):

@@ -223,6 +223,21 @@ def test_several_lines(start: Start, yes: Path) -> None:
         assert "user: /help me" in terminal.ask("/tokens")
 
 
+def test_a_file_of_another_kind_is_replaced_only_after_a_yes(start: Start, yes: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+    with start(yes) as terminal:
+        terminal.ask("first")
+        assert terminal.ask("/save notes.txt") == "notes.txt is not a saved conversation. Replace it? [y/N]"
+        assert "is left alone" in terminal.ask("no")
+        assert notes.read_text() == "mine"
+        terminal.ask("/save notes.txt")
+        assert terminal.ask("y") == "(saved to notes.txt)"
+        assert notes.read_bytes().startswith(b"MINFERKV")
+        assert terminal.ask("/save notes.txt") == "(saved to notes.txt)"
+        assert "a device" in terminal.ask("/save /dev/null")
+
+
 def test_saved_under_a_name_and_loaded(start: Start, yes: Path, tmp_path: Path) -> None:
     with start(yes) as terminal:
         assert "which conversation?; none have been saved yet" in terminal.ask("/load")

@@ -58,6 +58,14 @@ def test_commands_work_and_speak_on_stderr(cli, models: Path, tmp_path: Path) ->
     assert "user: first" in done.stderr
 
 
+def test_a_pipe_is_not_asked_whether_to_replace_a_file(cli, models: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    done = chat(cli, models / "yes.gguf", stdin=f"first\n/save {tmp_path}/notes.txt\ny\n")
+    assert (done.returncode, done.stdout) == (1, "Yes\nYes\n")  # the y is a message
+    assert "notes.txt: a file that is not a saved session stands there, and is left alone" in done.stderr
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
 def test_several_lines_between_quotes(cli, models: Path) -> None:
     done = chat(cli, models / "yes.gguf", stdin='"""one\ntwo\n"""\n/tokens\n"""three\nfour')
     assert (done.returncode, done.stdout) == (0, "Yes\nYes\n")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from minfer.cli.parameters import DEFAULTS, PARAMETERS, Kind, parse_value, shown_value
 from minfer.cli.reports import cache_line, stats_lines
 from minfer.engine import DEFAULT_MAX_TOKENS, ChatOptions
-from minfer.errors import ParameterError
+from minfer.errors import ForeignFileError, ParameterError
 
 if TYPE_CHECKING:
     from minfer.cli.chat_loop import Chat
@@ -90,7 +90,12 @@ def _system(chat: Chat, text: str) -> None:
 
 def _save(chat: Chat, name: str) -> None:
     target = chat.store.target(name)
-    chat.conversation.save(target)
+    try:
+        chat.conversation.save(target)
+    except ForeignFileError:
+        if not chat.confirms(f"{target} is not a saved conversation. Replace it?"):
+            raise
+        chat.conversation.save(target, overwrite=True)
     chat.say(f"(saved to {target})")
 
 

@@ -43,6 +43,7 @@ class Chat:
         self._is_interactive = is_interactive
         self._saves = saves
         self._automatic: Path | None = None
+        self._source: Input | None = None
         self._view = AnswerView()
 
     @property
@@ -52,6 +53,7 @@ class Chat:
 
     def run(self, source: Input) -> None:
         """Answers entries until there are no more."""
+        self._source = source
         while not self.is_over:
             try:
                 entry = source.read()
@@ -69,6 +71,13 @@ class Chat:
     def say(self, text: str) -> None:
         """Tells the user something that is no answer: on stderr, so that a pipe gets answers alone."""
         print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+    def confirms(self, question: str) -> bool:
+        """Asks for a yes or no at a terminal; no where nobody sits at one."""
+        if not self._is_interactive or self._source is None:
+            return False
+        self.say(f"{question} [y/N]")
+        return (self._source.read() or "").strip().lower() in ("y", "yes")
 
     def ask(self, text: str) -> None:
         """Answers a message."""

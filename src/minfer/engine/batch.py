@@ -26,6 +26,7 @@ from minfer.engine.page_pool import pages_for
 from minfer.engine.runtime import Runtime, check_tokens
 from minfer.engine.samplers import Samplers
 from minfer.engine.session import Extension, extend_together
+from minfer.engine.unpicklable import Unpicklable
 from minfer.errors import ContextError, EngineClosedError, MinferError, ParameterError, QueueFullError
 from minfer.text import Tokenizer
 
@@ -48,7 +49,7 @@ class BatchHandle:
         self._wake()
 
 
-class BatchEngine:
+class BatchEngine(Unpicklable):
     """Computes requests together, in a thread of its own. All methods may be called from any thread, and none waits for
     a step."""
 

@@ -21,6 +21,7 @@ from minfer.engine.samplers import Samplers
 from minfer.engine.session import Session
 from minfer.engine.thinking import AnswerPart, opens_thinking, split_stream, split_thinking
 from minfer.engine.transcript import Transcript, common_prefix, follow
+from minfer.engine.unpicklable import Unpicklable
 from minfer.errors import ParameterError
 from minfer.sampling import Sampler, SamplingParams
 from minfer.text import Tokenizer
@@ -38,7 +39,7 @@ class _Turn:
     starts_thinking: bool
 
 
-class Conversation:
+class Conversation(Unpicklable):
     """A conversation with a model; made by `Model.conversation`. A context manager: leaving it gives its pages back.
 
     `ask` and `regenerate` give streams, and a turn is complete when its stream has ended. Of a stream that is closed
@@ -52,6 +53,8 @@ class Conversation:
 
     One thread at a time may use it.
     """
+
+    _instead = "Save it to a file, and load it in the other process with the same model"
 
     def __init__(
         self,
@@ -206,14 +209,18 @@ class Conversation:
         said = self._state.messages[1:] if self.system is not None else self._state.messages
         self._rewrite(said if text is None else ({"role": "system", "content": text}, *said))
 
-    def save(self, path: str | Path, *, with_cache: bool = True) -> None:
-        """Writes the conversation to a file, from which `Model.load_conversation` goes on, bit for bit.
+    def save(self, path: str | Path, *, with_cache: bool = True, overwrite: bool = False) -> None:
+        """Writes the conversation to a file, from which `Model.load_conversation` goes on, bit for bit. A saved
+        conversation or session that is there is replaced.
 
         Args:
+            path: the file.
             with_cache: whether what has been computed is saved too. Without it the file is small, and the conversation
                 is computed anew when it goes on: with the same result, unless turns have been dropped from the context.
+            overwrite: whether a file of any other kind is replaced, too.
 
         Raises:
+            ForeignFileError: a file of another kind is there.
             SessionFileError: it can't be written there.
         """
         self._finish()
@@ -228,6 +235,7 @@ class Conversation:
             self._state,
             self._options,
             self._context_shift,
+            overwrite=overwrite,
         )
 
     def close(self) -> None:

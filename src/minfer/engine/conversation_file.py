@@ -39,13 +39,17 @@ def save_conversation(
     state: ChatState,
     options: ChatOptions,
     context_shift: bool,
+    *,
+    overwrite: bool,
 ) -> None:
-    """Writes a conversation to a file; what was at `path` is replaced once all of it is on the disk.
+    """Writes a conversation to a file; one that was at `path` is replaced once all of it is on the disk.
 
     Args:
         session: what has been computed; None leaves it out, which makes the file small.
+        overwrite: whether a file of any other kind is replaced, too.
 
     Raises:
+        ForeignFileError: a file of another kind is there.
         SessionFileError: it can't be written there.
         ParameterError: an option is not JSON.
     """
@@ -55,7 +59,7 @@ def save_conversation(
         given["logit_bias"] = [[token, str(bias)] for token, bias in options["logit_bias"].items()]
     extra = {"state": to_json(state), "options": given, "context_shift": context_shift}
     sequence = runtime.sequence() if session is None else session.sequence
-    save_sequence(path, runtime, sequence, kind=_KIND, extra=extra)
+    save_sequence(path, runtime, sequence, kind=_KIND, extra=extra, overwrite=overwrite)
 
 
 def load_conversation(path: str | Path, runtime: Runtime) -> SavedConversation:

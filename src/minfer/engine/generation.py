@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from minfer.engine.answer import Answer, Delta
 from minfer.engine.results import Generation, StopCause
 from minfer.engine.session import ProgressCallback, Session
+from minfer.engine.unpicklable import Unpicklable
 
 
-class TextStream(Iterator[str]):
+class TextStream(Unpicklable, Iterator[str]):
     """An answer as it is generated: iterate over its pieces. Their concatenation is `result.text`.
 
     Pieces are never empty and hold whole characters. The context length and all parameters are checked before the

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from minfer.errors import SessionFileError
+from minfer.errors import ForeignFileError, SessionFileError
 
 DIGEST_BYTES: Final = 32
 
@@ -57,17 +58,30 @@ class HashedReader:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, magic: bytes, *, overwrite: bool) -> Iterator[BinaryIO]:
     """A new file that takes the place of `path` at the end, once it is on the disk, if all went well. Until then what
-    was there stays. Only its owner can read it.
+    was there stays. Where `path` is a symbolic link, the file that it points to is replaced.
+
+    A new file can be read by its owner only; one that replaces another keeps the other's permissions.
+
+    Args:
+        path: where to.
+        magic: the bytes with which a file begins that may be replaced.
+        overwrite: whether any other file may be replaced, too.
 
     Raises:
-        SessionFileError: it can't be written there.
+        ForeignFileError: a file of another kind is there.
+        SessionFileError: it can't be written there; or what is there is no file: a directory, a device, a pipe.
     """
+    given = path
     try:
+        path = Path(os.path.realpath(path))
+        mode = _replaceable(given, path, magic, overwrite)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with open(descriptor, "wb") as file:
+                if mode is not None:
+                    os.chmod(name, mode)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -77,7 +91,24 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             raise
         _sync_directory(path.parent)
     except OSError as error:
-        raise SessionFileError(path, f"it can't be written: {error.strerror or error}") from error
+        raise SessionFileError(given, f"it can't be written: {error.strerror or error}") from error
+
+
+def _replaceable(given: Path, path: Path, magic: bytes, overwrite: bool) -> int | None:
+    """The permissions of the file that is there, or None if there is none."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "a device, a pipe or a socket"
+        raise SessionFileError(given, f"it can't be written: {kind} stands there")
+    if not overwrite:
+        with path.open("rb") as file:
+            begin = file.read(len(magic))
+        if begin not in (b"", magic):
+            raise ForeignFileError(given)
+    return stat.S_IMODE(mode)
 
 
 def _sync_directory(path: Path) -> None:

@@ -25,6 +25,7 @@ from minfer.engine.samplers import Samplers
 from minfer.engine.samples import SampleStream
 from minfer.engine.session import Session
 from minfer.engine.transcript import Transcript
+from minfer.engine.unpicklable import Unpicklable
 from minfer.errors import ParameterError
 from minfer.gguf import GGUFFile
 from minfer.graph import PAGE_SIZE
@@ -34,7 +35,7 @@ from minfer.text import Tokenizer
 from minfer.text.messages import plain_messages
 
 
-class Model:
+class Model(Unpicklable):
     """A model that is ready to run; made by `minfer.load`. A context manager: leaving it gives the memory back.
 
     Its methods may be called from several threads; steps take turns.

@@ -14,12 +14,13 @@ from minfer.engine.answer import Delta, GenerationRequest
 from minfer.engine.results import Generation, StopCause
 from minfer.engine.samplers import Samplers
 from minfer.engine.session import Extension, ProgressCallback, Session, extend_together
+from minfer.engine.unpicklable import Unpicklable
 from minfer.errors import ParameterError
 
 _N_SEEDS = 2**64
 
 
-class SampleStream(Iterator[tuple[int, Delta]]):
+class SampleStream(Unpicklable, Iterator[tuple[int, Delta]]):
     """Answers as they are generated: iterate over pairs of the index of an answer and a new piece of it.
 
     Dropping the stream, or `close()`, ends the generation; what is not done then counts as cancelled.

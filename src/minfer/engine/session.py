@@ -15,6 +15,7 @@ from minfer.engine.kv_cache import KVSequence
 from minfer.engine.page_pool import pages_for
 from minfer.engine.runtime import Runtime, StepPart, check_tokens
 from minfer.engine.session_file import load_sequence, save_sequence
+from minfer.engine.unpicklable import Unpicklable
 from minfer.errors import ContextError, MinferError, ParameterError
 
 ProgressCallback = Callable[[int, int], None]
@@ -22,7 +23,7 @@ ProgressCallback = Callable[[int, int], None]
 _KIND: Final = "session"
 
 
-class Session:
+class Session(Unpicklable):
     """A sequence in the KV cache. A context manager: leaving it closes it.
 
     Args:
@@ -34,6 +35,8 @@ class Session:
     Raises:
         ParameterError: a token of `reuse` is not in the vocabulary.
     """
+
+    _instead = "Save it to a file, and load it in the other process with the same model; fork() is a copy in this one"
 
     def __init__(self, runtime: Runtime, *, reuse: Sequence[int] = (), sequence: KVSequence | None = None) -> None:
         self._runtime = runtime
@@ -126,14 +129,20 @@ class Session:
             self._check_open()
             self._sequence.drop(start, end)
 
-    def save(self, path: str | Path) -> None:
-        """Writes the session to a file, from which `Session.load` goes on bit for bit.
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Writes the session to a file, from which `Session.load` goes on bit for bit. A saved session or conversation
+        that is there is replaced.
+
+        Args:
+            path: the file.
+            overwrite: whether a file of any other kind is replaced, too.
 
         Raises:
+            ForeignFileError: a file of another kind is there.
             SessionFileError: it can't be written there.
         """
         self._check_open()
-        save_sequence(path, self._runtime, self._sequence, kind=_KIND, extra={})
+        save_sequence(path, self._runtime, self._sequence, kind=_KIND, extra={}, overwrite=overwrite)
 
     @classmethod
     def load(cls, runtime: Runtime, path: str | Path) -> Session:

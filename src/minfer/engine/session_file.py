@@ -40,6 +40,7 @@ from minfer.engine.page_store import KVLayer, PageStore
 from minfer.engine.runtime import Runtime, check_tokens
 from minfer.errors import ContextError, ParameterError, SessionFileError
 from minfer.graph import PAGE_SIZE
+from minfer.paths import user_path
 
 VERSION: Final = 1
 _MAGIC: Final = b"MINFERKV"
@@ -66,10 +67,16 @@ class _Header:
 
 
 def save_sequence(
-    path: str | Path, runtime: Runtime, sequence: KVSequence, *, kind: str, extra: Mapping[str, object]
+    path: str | Path,
+    runtime: Runtime,
+    sequence: KVSequence,
+    *,
+    kind: str,
+    extra: Mapping[str, object],
+    overwrite: bool = False,
 ) -> None:
-    """Writes a sequence to a file; what was at `path` is replaced once all of it is on the disk. Others may go on with
-    the sequence meanwhile: what is written is what it was at the call.
+    """Writes a sequence to a file; a session that was at `path` is replaced once all of it is on the disk. Others may
+    go on with the sequence meanwhile: what is written is what it was at the call.
 
     Args:
         path: where to.
@@ -77,11 +84,14 @@ def save_sequence(
         sequence: what to write.
         kind: what the file is; `load_sequence` has to ask for the same.
         extra: what the caller wants to have back with it, as JSON can hold it.
+        overwrite: whether a file that is no saved session may be replaced, too.
 
     Raises:
+        ForeignFileError: a file that is no saved session is there.
         SessionFileError: it can't be written there.
         ParameterError: `extra` is not JSON, or the model is closed.
     """
+    target = user_path(path, "a session")
     with runtime.lock:
         runtime.check_open()
         snapshot = sequence.fork()
@@ -99,7 +109,7 @@ def save_sequence(
         )
         encoded = header.encoded()
         tokens = np.array(snapshot.tokens, _TOKEN_DTYPE)
-        with replacing(Path(path)) as file:
+        with replacing(target, _MAGIC, overwrite=overwrite) as file:
             writer = HashedWriter(file)
             n_payload = tokens.nbytes + snapshot.n_tokens * runtime.store.position_bytes
             writer.write(_HEAD.pack(_MAGIC, VERSION, len(encoded), n_payload))
@@ -123,7 +133,7 @@ def load_sequence(path: str | Path, runtime: Runtime, *, kind: str) -> tuple[KVS
         ParameterError: the model is closed.
     """
     runtime.check_open()
-    path = Path(path)
+    path = user_path(path, "a session")
     try:
         with path.open("rb") as file:
             return _load(HashedReader(file), path, runtime, kind)

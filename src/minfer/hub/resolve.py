@@ -9,6 +9,7 @@ from minfer.hub.default_model import DEFAULT_MODEL_NAME, fetch_default_model
 from minfer.hub.hugging_face import HUGGING_FACE_SYNTAX, fetch_from_hugging_face, parse_hugging_face_name
 from minfer.hub.paths import GGUF_SUFFIX, HUGGING_FACE_PREFIX, CachedModel, cached_models, gguf_files, models_dir
 from minfer.hub.progress import Progress
+from minfer.paths import user_path
 
 
 def resolve_model(name: str | Path, *, cache_dir: Path, progress: Progress | None = None) -> Path:
@@ -24,19 +25,19 @@ def resolve_model(name: str | Path, *, cache_dir: Path, progress: Progress | Non
     A `Path` is only ever a path.
 
     Raises:
-        ParameterError: the name is empty, or begins with `hf:` and has the wrong form.
+        ParameterError: the name is empty, or neither text nor a path, or begins with `hf:` and has the wrong form.
         ModelNotFoundError: no model goes by the name; lists what was tried, and the names in the cache.
         DownloadError: the download failed; with the reason.
     """
     if name == "":
         raise ParameterError(f"the model's name is empty; give {_possible_names()}")
+    path = user_path(name, "the model")
     if name == DEFAULT_MODEL_NAME:
         return fetch_default_model(cache_dir, progress=progress)
     if isinstance(name, str) and name.startswith(HUGGING_FACE_PREFIX):
         return fetch_from_hugging_face(parse_hugging_face_name(name), cache_dir, progress)
 
     tried = []
-    path = Path(name)
     try:
         if path.is_file():
             return path
