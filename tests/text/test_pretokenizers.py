@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from minfer.errors import UnsupportedError
+from minfer.errors import MinferWarning, UnsupportedError
 from minfer.text import PRE_TOKENIZERS, Tokenizer, build_tokenizer
 from text_vocabularies import NORMAL, bpe_metadata, read_json
 
@@ -36,11 +36,14 @@ def test_words_are_those_of_llama_cpp(name: str, group: dict[str, Any]) -> None:
         assert tokenizer.detokenize(found) == text
 
 
-def test_a_file_that_names_none_has_the_default() -> None:
+def test_a_file_that_names_none_has_the_default_and_says_so() -> None:
     metadata = bpe_metadata([], GOLDEN["merges"])
     del metadata["tokenizer.ggml.pre"]
     text = "12345!!x"
-    ids = build_tokenizer(metadata).tokenize(text)
+    with pytest.warns(
+        MinferWarning, match=r"tokenizer\.ggml\.pre is missing.*'default' is used.*convert the model anew"
+    ):
+        ids = build_tokenizer(metadata).tokenize(text)
     assert ids == build_tokenizer(bpe_metadata([], GOLDEN["merges"], pre="default")).tokenize(text)
     assert ids != build_tokenizer(bpe_metadata([], GOLDEN["merges"], pre="smollm")).tokenize(text)
 

@@ -133,7 +133,7 @@ def test_what_cannot_be_bounded_is_refused(source: str, problem: str) -> None:
     ids=["an endless loop", "long searches"],
 )
 def test_work_that_makes_nothing_ends_when_the_time_is_up(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minfer.text.budget.BASE_SECONDS", 0.05)
+    monkeypatch.setattr("minfer.text.template.budget.BASE_SECONDS", 0.05)
     with pytest.raises(TemplateError, match=r"takes too long: more than 0\.1 s"):
         render(source)
 
@@ -152,8 +152,8 @@ def test_work_that_makes_nothing_ends_when_the_time_is_up(source: str, monkeypat
 def test_every_step_is_counted(expression: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = f"{{% macro f() %}}{{% endmacro %}}{{{{ {expression} }}}}"
     assert render(source, a=[]) in ("True", "[]")
-    monkeypatch.setattr("minfer.text.budget.BASE_UNITS", 40)
-    monkeypatch.setattr("minfer.text.budget.UNITS_PER_INPUT", 0)
+    monkeypatch.setattr("minfer.text.template.budget.BASE_UNITS", 40)
+    monkeypatch.setattr("minfer.text.template.budget.UNITS_PER_INPUT", 0)
     with pytest.raises(TemplateError, match=TOO_MUCH):
         render(source, a=[])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from minfer.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from minfer.text.stream import StreamDecoder
-from minfer.text.template import ChatTemplate
+from minfer.text.template.chat_template import ChatTemplate
 from minfer.text.token_types import TokenType
 from minfer.text.tokenizer import GUARD, TextPiece, Tokenizer, build_tokenizer
 from minfer.text.vocabulary import TokenizerModel, Vocabulary

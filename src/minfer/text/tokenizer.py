@@ -13,7 +13,7 @@ from minfer.text.messages import checked_text, map_strings, plain_messages
 from minfer.text.partition import TokenMatcher
 from minfer.text.spm import SpmEncoder
 from minfer.text.stream import StreamDecoder
-from minfer.text.template import DEFAULT_TEMPLATE, ChatTemplate, read_templates
+from minfer.text.template.chat_template import DEFAULT_TEMPLATE, ChatTemplate, read_templates
 from minfer.text.token_types import BYTE_TOKENS, SPECIAL_TYPES, TokenType
 from minfer.text.vocabulary import Vocabulary, read_merges, read_vocabulary
 

@@ -6,6 +6,7 @@ llama.cpp takes it to be. `remove_extra_whitespaces` is not read: neither of the
 
 from __future__ import annotations
 
+import warnings
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from minfer.errors import TokenizerError, UnsupportedError
+from minfer.errors import MinferWarning, TokenizerError, UnsupportedError
 from minfer.text.ends import ENDING_IDS, MARKER_IDS, find_ends
 from minfer.text.pretokenizers import PreTokenizer, find_pre_tokenizer
 from minfer.text.token_types import BYTE_TOKENS, SPECIAL_TYPES, TokenType
@@ -75,11 +76,14 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     Raises:
         UnsupportedError: another tokenizer model or pre-tokenizer than the supported ones.
         TokenizerError: something is missing, of the wrong kind, or does not fit the rest.
+
+    Warns:
+        MinferWarning: a byte-level BPE without the name of its pre-tokenizer.
     """
     model = _model(metadata)
     pre_tokenizer = None
     if model is TokenizerModel.BPE:
-        pre_tokenizer = find_pre_tokenizer(_scalar(metadata, "pre", str, "default"))
+        pre_tokenizer = find_pre_tokenizer(_pre_tokenizer_name(metadata))
     tokens = _tokens(metadata)
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) != len(tokens):
@@ -142,6 +146,21 @@ def _model(metadata: Mapping[str, Any]) -> TokenizerModel:
         raise UnsupportedError(
             f"the tokenizer model {name!r} (tokenizer.ggml.model)", [model.value for model in TokenizerModel]
         ) from None
+
+
+def _pre_tokenizer_name(metadata: Mapping[str, Any]) -> str:
+    """The name in `tokenizer.ggml.pre`. Files older than the key lack it, whatever their model needs."""
+    name: str | None = _scalar(metadata, "pre", str, None)
+    if name is not None:
+        return name
+    warnings.warn(
+        "the file does not say how its text is split before BPE (tokenizer.ggml.pre is missing): 'default' is used, "
+        "which gives other tokens, and worse answers, if the model was trained with another one; convert the model "
+        "anew, or fetch a newer file of it",
+        MinferWarning,
+        stacklevel=2,
+    )
+    return "default"
 
 
 def _tokens(metadata: Mapping[str, Any]) -> tuple[str, ...]:

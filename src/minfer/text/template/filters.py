@@ -19,8 +19,8 @@ from jinja2.tests import TESTS
 from jinja2.utils import Namespace
 
 from minfer.errors import TemplateError
-from minfer.text.budget import Budget
-from minfer.text.prices import joined, pay_for_search, percent_format, replaced
+from minfer.text.template.budget import Budget
+from minfer.text.template.prices import joined, pay_for_search, percent_format, replaced
 
 _LEFT_OUT = frozenset(("center", "filesizeformat", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr"))
 _MAX_DIGITS = 999

@@ -26,9 +26,16 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from minfer.errors import TemplateError
-from minfer.text.budget import MAX_INT_BITS, Budget
-from minfer.text.filters import bounded_filters, bounded_tests
-from minfer.text.prices import SLOW_SEARCHES, check_brace_format, joined, pay_for_search, percent_format, replaced
+from minfer.text.template.budget import MAX_INT_BITS, Budget
+from minfer.text.template.filters import bounded_filters, bounded_tests
+from minfer.text.template.prices import (
+    SLOW_SEARCHES,
+    check_brace_format,
+    joined,
+    pay_for_search,
+    percent_format,
+    replaced,
+)
 
 _METHODS: Mapping[type, frozenset[str]] = {
     str: frozenset(

@@ -16,9 +16,9 @@ from typing import Any
 import jinja2
 
 from minfer.errors import MinferError, ParameterError, TemplateError, TokenizerError
-from minfer.text.budget import Budget
+from minfer.text.template.budget import Budget
 from minfer.text.messages import is_list, plain_messages, plain_value
-from minfer.text.sandbox import BoundedEnvironment, BudgetContext
+from minfer.text.template.sandbox import BoundedEnvironment, BudgetContext
 
 MAX_SOURCE_CHARACTERS = 65_536
 """The templates of models have a few thousand, and the longest some 30 thousand."""

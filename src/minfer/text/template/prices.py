@@ -12,7 +12,7 @@ from string import Formatter
 from typing import Any
 
 from minfer.errors import TemplateError
-from minfer.text.budget import Budget
+from minfer.text.template.budget import Budget
 
 MAX_WIDTH = 999
 
