@@ -101,20 +101,21 @@ def test_a_broken_template_stops_only_those_who_use_it() -> None:
 
 
 def test_tools_take_the_template_for_tools_where_there_is_one() -> None:
-    metadata = bpe_metadata() | {"tokenizer.chat_template": "usual", "tokenizer.chat_template.tool_use": "for tools"}
+    usual, for_tools = "usual {{ messages[0].content }}", "for tools {{ messages[0].content }}"
+    metadata = bpe_metadata() | {"tokenizer.chat_template": usual, "tokenizer.chat_template.tool_use": for_tools}
     tokenizer = build_tokenizer(metadata | {"tokenizer.chat_templates": ["tool_use"]})
     messages = [{"role": "user", "content": "hi"}]
     assert set(tokenizer.chat_templates) == {"default", "tool_use"}
-    assert tokenizer.apply_template(messages) == "usual"
-    assert tokenizer.apply_template(messages, tools=[{"name": "f"}]) == "for tools"
-    assert chat_tokenizer("usual").apply_template(messages, tools=[{"name": "f"}]) == "usual"
+    assert tokenizer.apply_template(messages) == "usual hi"
+    assert tokenizer.apply_template(messages, tools=[{"name": "f"}]) == "for tools hi"
+    assert chat_tokenizer(usual).apply_template(messages, tools=[{"name": "f"}]) == "usual hi"
 
 
 def test_half_of_a_character_is_refused_in_messages_and_in_what_templates_make() -> None:
     with pytest.raises(ParameterError, match=r"messages\[0\]\['content'\] has a lone surrogate, U\+D800"):
         chat_tokenizer().encode_chat([{"role": "assistant", "content": "\ud800"}])
     with pytest.raises(ParameterError, match=r"what the chat template made has a lone surrogate, U\+DC00"):
-        chat_tokenizer("{{ '\\udc00' }}").encode_chat([{"role": "user", "content": "hi"}])
+        chat_tokenizer("{{ messages[0].content }}{{ '\\udc00' }}").encode_chat([{"role": "user", "content": "hi"}])
 
 
 @pytest.mark.parametrize("name", ["any", "Phi-3"])

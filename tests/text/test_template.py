@@ -7,13 +7,16 @@ import pytest
 
 from minfer.errors import MinferError, ParameterError, TemplateError, UnsupportedError
 from minfer.text import ChatTemplate
+from minfer.text.messages import plain_messages
 from text_vocabularies import real_tokenizer
 
 HI = [{"role": "user", "content": "hi"}]
 
 
-def render(source: str, messages: Any = HI, **others: Any) -> str:
-    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(messages, **others)
+def render(source: str, messages: Any = HI, tools: Any = None, **others: Any) -> str:
+    """What a template writes, whether or not it keeps the messages."""
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    return template.render_plain(template.variables(plain_messages(messages), tools, True, others))
 
 
 def test_the_default_model_adds_its_system_message_only_where_there_is_none() -> None:
@@ -182,7 +185,8 @@ def test_a_template_that_fails_says_where(source: str, problem: str) -> None:
 
 
 def test_a_template_is_compiled_once() -> None:
-    template = ChatTemplate("{{ messages | length }}")
-    assert [template.render(HI * n) for n in (1, 2, 3)] == ["1", "2", "3"]
-    assert template.source == "{{ messages | length }}"
+    source = "{{ messages | map(attribute='content') | join }}"
+    template = ChatTemplate(source)
+    assert [template.render(HI * n) for n in (1, 2, 3)] == ["hi", "hihi", "hihihi"]
+    assert template.source == source
     assert template.name == "default"

@@ -15,7 +15,8 @@ TOO_LARGE = "too large to write out"
 
 
 def render(source: str, **variables: Any) -> str:
-    return ChatTemplate(source).render(MESSAGES, **variables)
+    template = ChatTemplate(source)
+    return template.render_plain(template.variables(MESSAGES, None, True, variables))
 
 
 def doubling(expression: str, start: str = "'ab'") -> str:

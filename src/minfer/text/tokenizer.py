@@ -246,7 +246,7 @@ class Tokenizer:
         guarded = [
             message if message["role"] in trusted else self._guarded(message) for message in plain_messages(messages)
         ]
-        prompt = template.render_plain(template.variables(guarded, tools, add_generation_prompt, variables))
+        prompt = template.render_all(guarded, tools, add_generation_prompt, variables)
         checked_text(prompt.replace(GUARD, ""), "what the chat template made")
         return prompt
 

@@ -16,8 +16,10 @@ from typing import Any
 import jinja2
 
 from minfer.errors import MinferError, ParameterError, TemplateError, TokenizerError
-from minfer.text.template.budget import Budget
 from minfer.text.messages import is_list, plain_messages, plain_value
+from minfer.text.template.budget import Budget
+from minfer.text.template.content import Findings, fit_messages
+from minfer.text.template.losses import check_nothing_lost
 from minfer.text.template.sandbox import BoundedEnvironment, BudgetContext
 
 MAX_SOURCE_CHARACTERS = 65_536
@@ -41,6 +43,7 @@ class ChatTemplate:
         self.source = source
         self.name = name
         self._special_tokens = dict(special_tokens)
+        self._findings = Findings()
 
     def render(
         self,
@@ -60,9 +63,39 @@ class ChatTemplate:
 
         Raises:
             ParameterError: the messages, tools or variables are not of the form they must have.
-            TemplateError: the template does not compile, fails, refuses the messages, or goes over its limits.
+            TemplateError: the template does not compile, fails, refuses the messages, leaves out some of what they
+                say, or goes over its limits.
+
+        Warns:
+            MinferWarning: a system message became part of the first question, or what was said or thought beside a
+                tool call is left out.
         """
-        return self.render_plain(self.variables(plain_messages(messages), tools, add_generation_prompt, variables))
+        return self.render_all(plain_messages(messages), tools, add_generation_prompt, variables)
+
+    def render_all(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        others: Mapping[str, Any],
+    ) -> str:
+        """As `render`, of messages that are plain already (`plain_messages`).
+
+        Raises:
+            ParameterError, TemplateError: as `render`.
+        """
+
+        def render(messages: list[dict[str, Any]]) -> str:
+            return self.render_plain(fixed | {"messages": messages})
+
+        def try_out(messages: list[dict[str, Any]]) -> str:
+            return self.render_plain(self.variables(messages, tools, True, {}))
+
+        fixed = self.variables([], tools, add_generation_prompt, others)
+        fitted = fit_messages(messages, self._findings, self.source, try_out)
+        prompt = render(fitted)
+        check_nothing_lost(fitted, prompt, self._findings, render)
+        return prompt
 
     def variables(
         self,
