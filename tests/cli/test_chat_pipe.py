@@ -104,6 +104,7 @@ def test_a_model_without_a_template_says_so_before_anything_is_asked(cli, models
     done = chat(cli, bare, stdin="")
     assert (done.returncode, done.stdout) == (1, "")
     assert "error: the model has no chat template" in done.stderr
+    assert "--chat-template" in done.stderr
 
 
 def test_ctrl_c_ends_a_piped_chat_and_shows_what_there_is(models: Path) -> None:
@@ -143,3 +144,16 @@ def test_bad_arguments(cli, models: Path, tmp_path: Path, arguments: tuple[str, 
     assert (done.returncode, done.stdout) == (1, "")
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_chat_template_may_be_given(cli, models: Path) -> None:
+    bare = edited(models / "yes.gguf", models / "templateless.gguf", {"tokenizer.chat_template": None})
+    given = models / "given.jinja"
+    given.write_text(CHATML, encoding="utf-8")
+    want = chat(cli, models / "yes.gguf", stdin="hello\n")
+    for template in (given, "chatml"):
+        done = chat(cli, bare, "--chat-template", str(template), stdin="hello\n")
+        assert (done.returncode, done.stdout) == (0, want.stdout)
+    done = chat(cli, bare, "--chat-template", "chatlm", stdin="")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "none of the known names: chatml, " in done.stderr

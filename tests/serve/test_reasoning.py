@@ -84,7 +84,8 @@ def test_the_template_may_open_the_thoughts(end: str, opens: bool) -> None:
             "messages": [
                 {"role": "user", "content": "Hi"},
                 {"role": "assistant", "content": "a", "reasoning_content": "b"},
-            ]
+            ],
+            "continue_final_message": False,
         }
     )
     prompt = chat_prompt(tokenizer, request.messages, request, with_tools=True)

@@ -88,7 +88,9 @@ def test_a_model_without_a_template_says_what_to_do() -> None:
     tokenizer = build_tokenizer(bpe_metadata())
     assert tokenizer.chat_template is None
     for attempt in (tokenizer.apply_template, tokenizer.encode_chat):
-        with pytest.raises(TemplateError, match=r"no chat template .*give it the prompt as raw text"):
+        with pytest.raises(
+            TemplateError, match=r"no chat template .*as raw text, or the template .*--chat-template.*chatml"
+        ):
             attempt([{"role": "user", "content": "hi"}])
 
 

@@ -17,6 +17,7 @@ from minfer.cli.console import EXIT_ERROR, Spinner, open_model, reports_errors
 from minfer.cli.options import (
     BackendOption,
     CacheTypeOption,
+    ChatTemplateOption,
     ContextOption,
     ModelOption,
     StopOption,
@@ -69,6 +70,7 @@ def chat(
     threads: ThreadsOption = None,
     backend: BackendOption = None,
     cache_type: CacheTypeOption = None,
+    chat_template: ChatTemplateOption = None,
     *,
     sampling: dict[str, Any],
 ) -> None:
@@ -95,7 +97,7 @@ def chat(
         options["template_variables"] = {"enable_thinking": thinking}
     spinner = Spinner("opening the model")
     try:
-        with open_model(model, n_ctx, threads, backend, cache_type, spinner) as loaded:
+        with open_model(model, n_ctx, threads, backend, cache_type, chat_template, spinner) as loaded:
             loaded.tokenizer.apply_template(
                 [{"role": "user", "content": "Hello"}]
             )  # a model that can't chat says so now

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from minfer.cli.console import printable, write_text
 from minfer.engine import AnswerPart
-from minfer.engine.thinking import CLOSE_TAG, OPEN_TAG
+from minfer.text.template.continuation import CLOSE_TAG, OPEN_TAG
 
 _DIM, _NOT_DIM = "\x1b[2m", "\x1b[22m"
 

@@ -168,14 +168,21 @@ class _Exclusive:
 
 
 def open_model(
-    name: str, n_ctx: int | None, threads: int | None, backend: str | None, cache_type: str | None, spinner: Spinner
+    name: str,
+    n_ctx: int | None,
+    threads: int | None,
+    backend: str | None,
+    cache_type: str | None,
+    chat_template: str | None,
+    spinner: Spinner,
 ) -> minfer.Model:
     """Opens a model, with a progress bar in place of the spinner where that takes long.
 
     Raises:
         MinferError: as `minfer.load`.
     """
-    return minfer.load(name, n_ctx, threads, backend, cache_type, progress=_Exclusive(ProgressBar(), spinner))
+    progress = _Exclusive(ProgressBar(), spinner)
+    return minfer.load(name, n_ctx, threads, backend, cache_type, chat_template=chat_template, progress=progress)
 
 
 @contextmanager

@@ -30,6 +30,16 @@ CacheTypeOption = Annotated[
         rich_help_panel=MODEL_PANEL,
     ),
 ]
+ChatTemplateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template",
+        help="A chat template in place of the model's own: a file, or a name such as chatml, llama3 or gemma; a wrong "
+        "name lists them all.",
+        rich_help_panel=MODEL_PANEL,
+        metavar="FILE_OR_NAME",
+    ),
+]
 StopOption = Annotated[
     list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")
 ]

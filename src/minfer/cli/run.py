@@ -12,6 +12,7 @@ from minfer.cli.options import (
     MODEL_HELP,
     BackendOption,
     CacheTypeOption,
+    ChatTemplateOption,
     ContextOption,
     ModelOption,
     StopOption,
@@ -60,6 +61,7 @@ def run(
     threads: ThreadsOption = None,
     backend: BackendOption = None,
     cache_type: CacheTypeOption = None,
+    chat_template: ChatTemplateOption = None,
     *,
     sampling: dict[str, Any],
 ) -> None:
@@ -78,8 +80,9 @@ def run(
         minfer run "A name for a cat?" --n-samples 5
     """
     text = _read_prompt(prompt)
-    if raw and system is not None:
-        raise ParameterError("--system goes through the chat template, which --raw leaves out: use one of them")
+    for option, value in (("--system", system), ("--chat-template", chat_template)):
+        if raw and value is not None:
+            raise ParameterError(f"{option} is for the chat template, which --raw leaves out: use one of them")
     if (special or context_shift) and not raw:
         what = "--special" if special else "--context-shift"
         why = "special tokens are the template's" if special else "only turn has to stay whole"
@@ -91,7 +94,7 @@ def run(
     options = cast(GenerateOptions, given)
     spinner = Spinner("opening the model")
     try:
-        with open_model(model, n_ctx, threads, backend, cache_type, spinner) as loaded:
+        with open_model(model, n_ctx, threads, backend, cache_type, chat_template, spinner) as loaded:
             options["progress"] = lambda n, total: spinner.update(f"reading the prompt: {n} of {total} tokens")
             n = n_samples if best_of is None else best_of
             if n is None:

@@ -10,7 +10,14 @@ import typer
 
 import minfer
 from minfer.cli.console import ProgressBar, reports_errors
-from minfer.cli.options import MODEL_HELP, BackendOption, CacheTypeOption, ContextOption, ThreadsOption
+from minfer.cli.options import (
+    MODEL_HELP,
+    BackendOption,
+    CacheTypeOption,
+    ChatTemplateOption,
+    ContextOption,
+    ThreadsOption,
+)
 from minfer.engine import BatchEngine
 from minfer.engine.runtime import MAX_OUTPUTS_PER_STEP
 from minfer.errors import ParameterError
@@ -75,6 +82,7 @@ def serve(
     threads: ThreadsOption = None,
     backend: BackendOption = None,
     cache_type: CacheTypeOption = None,
+    chat_template: ChatTemplateOption = None,
 ) -> None:
     """Serve the model over HTTP: OpenAI's API, and a chat page at /.
 
@@ -107,7 +115,16 @@ def serve(
     opened: list[minfer.Model] = []
 
     def load() -> BatchEngine:
-        loaded = minfer.load(path, n_ctx, threads, backend, cache_type, n_sequences=parallel, progress=ProgressBar())
+        loaded = minfer.load(
+            path,
+            n_ctx,
+            threads,
+            backend,
+            cache_type,
+            chat_template=chat_template,
+            n_sequences=parallel,
+            progress=ProgressBar(),
+        )
         opened.append(loaded)
         engine = loaded.batch_engine(name, max_active=parallel, max_queued=queue)
         _say(f"{name} is ready")

@@ -49,6 +49,8 @@ class ChatContext:
     """whether turns are dropped to make room"""
     variables: Mapping[str, Any] = field(default_factory=dict)
     """for the chat template"""
+    continues: bool = False
+    """whether the last message is the beginning of the answer"""
 
     @property
     def n_wanted(self) -> int:
@@ -62,7 +64,14 @@ class ChatContext:
             TemplateError: the chat template is missing, or fails.
         """
         visible = [*messages[: _n_system(messages)], *messages[_n_system(messages) + n_forgotten :]]
-        return self.tokenizer.render_chat(visible, None, add_generation_prompt, trust_model=False, **self.variables)
+        return self.tokenizer.render_chat(
+            visible,
+            None,
+            add_generation_prompt,
+            continue_final_message=self.continues and add_generation_prompt,
+            trust_model=False,
+            **self.variables,
+        )
 
     def fit(self, past: Transcript, messages: Sequence[Message], n_forgotten: int) -> Fitted:
         """The prompt of messages that go on from a past, with turns dropped where that is needed and allowed.

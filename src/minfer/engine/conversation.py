@@ -14,12 +14,12 @@ from minfer.engine.context_shift import ChatContext, Fitted, TurnDropper, carry_
 from minfer.engine.conversation_file import save_conversation
 from minfer.engine.generation import TextStream, close_session
 from minfer.engine.options import ChatOptions, check_options, make_request
-from minfer.engine.prompts import Message
+from minfer.engine.prompts import Message, with_prefill
 from minfer.engine.results import Stats, StopCause, Work
 from minfer.engine.runtime import Runtime
 from minfer.engine.samplers import Samplers
 from minfer.engine.session import Session
-from minfer.engine.thinking import AnswerPart, opens_thinking, split_stream, split_thinking
+from minfer.engine.thinking import AnswerPart, continues_thinking, opens_thinking, split_stream, split_thinking
 from minfer.engine.transcript import Transcript, common_prefix, follow
 from minfer.engine.unpicklable import Unpicklable
 from minfer.errors import ParameterError
@@ -37,6 +37,8 @@ class _Turn:
     before: ChatState
     """what is gone back to if nothing is generated"""
     starts_thinking: bool
+    prefill: str
+    """what the answer begins with"""
 
 
 class Conversation(Unpicklable):
@@ -258,20 +260,22 @@ class Conversation(Unpicklable):
         self._samplers.answer(make_request(options, (), continues_text=False))
         return options
 
-    def _context(self, options: ChatOptions) -> ChatContext:
+    def _context(self, options: ChatOptions, *, continues: bool = False) -> ChatContext:
         variables = options.get("template_variables", {})
-        return ChatContext(self._tokenizer, self._runtime.n_ctx, self._context_shift, variables)
+        return ChatContext(self._tokenizer, self._runtime.n_ctx, self._context_shift, variables, continues)
 
     def _begin(self, messages: tuple[Message, ...], options: ChatOptions) -> TextStream:
         check_options(options, ChatOptions)
         merged: ChatOptions = {**self._options, **options}
-        context = self._context(merged)
-        fitted = context.fit(self._state.transcript, messages, self._state.n_forgotten)
-        request = make_request(merged, fitted.transcript.tokens, continues_text=False)
+        prefill = merged.get("prefill", "")
+        asked, continues = with_prefill(messages, prefill), bool(prefill.strip())
+        context = self._context(merged, continues=continues)
+        fitted = context.fit(self._state.transcript, asked, self._state.n_forgotten)
+        request = make_request(merged, fitted.transcript.tokens, continues_text=continues)
         sampler = self._sampler(request.sampling, starts_anew="seed" in options)
         answer = self._samplers.answer(request, sampler)
         answer.work.n_dropped_tokens = fitted.n_dropped
-        room = TurnDropper(context, messages, fitted, answer)
+        room = TurnDropper(context, asked, fitted, answer)
         stream = TextStream(
             answer,
             lambda: self._open(fitted),
@@ -279,7 +283,8 @@ class Conversation(Unpicklable):
             make_room=room if self._context_shift else None,
             progress=merged.get("progress"),
         )
-        self._turn = _Turn(answer, stream, room, self._state, opens_thinking(fitted.transcript.text))
+        starts_thinking = continues_thinking(prefill) if continues else opens_thinking(fitted.transcript.text)
+        self._turn = _Turn(answer, stream, room, self._state, starts_thinking, prefill if continues else "")
         self._state = replace(self._state, messages=messages)
         return stream
 
@@ -320,7 +325,8 @@ class Conversation(Unpicklable):
         if answer.cause is StopCause.CANCELLED and answer.n_tokens == 0:
             self._state = turn.before
             return
-        thinking, content = split_thinking(answer.text, turn.starts_thinking)
+        # A prefill that begins with thoughts opens them itself.
+        thinking, content = split_thinking(turn.prefill + answer.text, turn.starts_thinking and not turn.prefill)
         message = {"role": "assistant", "content": content} | ({"reasoning_content": thinking} if thinking else {})
         prompt = turn.room.fitted
         self._state = ChatState(

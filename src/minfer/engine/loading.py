@@ -37,6 +37,7 @@ def load(
     backend: str | None = None,
     cache_type: str | None = None,
     *,
+    chat_template: str | Path | None = None,
     n_sequences: int = DEFAULT_N_SEQUENCES,
     prefix_cache_bytes: int = DEFAULT_MAX_BYTES,
     progress: Progress | None = None,
@@ -50,6 +51,8 @@ def load(
         backend: by default `MINFER_BACKEND`, or the first of `minfer.backends.BACKEND_NAMES`.
         cache_type: the type of the KV cache, f32, f16 or q8_0, or of its keys and values, as in `k:f16,v:q8_0`; by
             default `MINFER_CACHE_TYPE`, or f16.
+        chat_template: in place of the file's own: the name of a well-known one (`minfer.text.TEMPLATE_NAMES`), the path
+            of a file, or the text of a template.
         n_sequences: how many sequences of full length the KV cache has room for. Its memory is taken from the system
             only as it is used.
         prefix_cache_bytes: how much of the KV cache finished sequences may keep, for prompts that begin like them; 0
@@ -60,7 +63,8 @@ def load(
         ModelNotFoundError, DownloadError: no such model, or it could not be fetched.
         GGUFError, ModelError, TokenizerError: the file is damaged or does not fit together.
         UnsupportedError: an architecture, type, backend or cache type that is not supported.
-        ParameterError: a value out of its range.
+        ParameterError: a value out of its range, or no such chat template.
+        TemplateError: the given chat template does not compile.
     """
     settings = read_settings()
     for name, value in (("n_ctx", n_ctx), ("threads", threads), ("n_sequences", n_sequences)):
@@ -73,7 +77,7 @@ def load(
     file = open_gguf(resolve_model(path_or_name, cache_dir=settings.cache_dir, progress=progress))
     try:
         hparams, graph = declare_graph(file, kv_types)
-        tokenizer = build_tokenizer(file.metadata)
+        tokenizer = build_tokenizer(file.metadata, chat_template)
         if tokenizer.n_vocab != hparams.n_vocab:
             raise ModelError(
                 f"the tokenizer has {tokenizer.n_vocab} tokens, and token_embd.weight has {hparams.n_vocab} rows"
@@ -97,15 +101,15 @@ def load(
         raise
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Opens the tokenizer of a file alone; the file may hold a vocabulary and no tensors. Takes the names that
-    `load` takes.
+def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) -> Tokenizer:
+    """Opens the tokenizer of a file alone; the file may hold a vocabulary and no tensors. Takes the names and chat
+    templates that `load` takes.
 
     Raises:
-        ModelNotFoundError, GGUFError, TokenizerError, UnsupportedError: as for `load`.
+        ModelNotFoundError, GGUFError, TokenizerError, UnsupportedError, ParameterError, TemplateError: as for `load`.
     """
     with open_gguf(resolve_model(path, cache_dir=read_settings().cache_dir)) as file:
-        return build_tokenizer(file.metadata)
+        return build_tokenizer(file.metadata, chat_template)
 
 
 class FileWeights:

@@ -18,7 +18,7 @@ from minfer.engine.conversation import Conversation
 from minfer.engine.conversation_file import load_conversation
 from minfer.engine.generation import TextStream, close_session
 from minfer.engine.options import ChatOptions, GenerateOptions, check_options, make_request
-from minfer.engine.prompts import Message, Prompt, encode_prompt, is_chat
+from minfer.engine.prompts import Message, Prompt, continues_text, encode_prompt, is_chat, with_prefill
 from minfer.engine.results import Generation
 from minfer.engine.runtime import Runtime
 from minfer.engine.samplers import Samplers
@@ -144,6 +144,9 @@ class Model(Unpicklable):
             context_shift: make room when the context is full, instead of ending there: of messages, the oldest turns
                 after the system prompt go; of anything else, the older half of the tokens. `stats` counts what is gone.
             template_variables: for the chat template, for example `{"enable_thinking": False}`.
+            prefill: a text that the answer to messages begins with. The result holds what comes after it.
+            continue_final_message: go on with the last message, which is the assistant's, instead of answering it. The
+                result holds what is new.
             logprobs: the log probability of each token, and of so many of the likeliest in its place.
             temperature, top_k, top_p, min_p, ...: how tokens are drawn; `SamplingParams` explains them. The defaults
                 are a temperature of 0.8 with top-k 40, top-p 0.95 and min-p 0.05.
@@ -165,11 +168,13 @@ class Model(Unpicklable):
         self._check_open()
         check_options(options, GenerateOptions)
         shifts = options.get("context_shift", False)
+        prompt, continues = _continued(prompt, options)
         if shifts and is_chat(prompt):
-            return self._stream_of_turns(prompt, options)
-        tokens = self._encode(prompt, options)
+            return self._stream_of_turns(prompt, continues, options)
+        tokens = self._encode(prompt, continues, options)
         Session(self._runtime).check_room(len(tokens))
-        answer = self._samplers.answer(make_request(options, tokens, continues_text=not is_chat(prompt)))
+        request = make_request(options, tokens, continues_text=continues_text(prompt, continues))
+        answer = self._samplers.answer(request)
         return TextStream(
             answer,
             lambda: self.session(reuse=tokens),
@@ -199,9 +204,10 @@ class Model(Unpicklable):
         check_options(options, GenerateOptions)
         if options.get("context_shift", False):
             raise ParameterError("context_shift does not go with samples, which share the cache of their prompt")
-        tokens = self._encode(prompt, options)
+        prompt, continues = _continued(prompt, options)
+        tokens = self._encode(prompt, continues, options)
         Session(self._runtime).check_room(len(tokens))
-        request = make_request(options, tokens, continues_text=not is_chat(prompt))
+        request = make_request(options, tokens, continues_text=continues_text(prompt, continues))
         return SampleStream(self._samplers, request, n, lambda: self.session(reuse=tokens), options.get("progress"))
 
     def conversation(
@@ -310,12 +316,13 @@ class Model(Unpicklable):
     ) -> None:
         self.close()
 
-    def _stream_of_turns(self, messages: Sequence[Message], options: GenerateOptions) -> TextStream:
+    def _stream_of_turns(self, messages: Sequence[Message], continues: bool, options: GenerateOptions) -> TextStream:
         """Answers messages, the oldest of which may go."""
-        context = ChatContext(self._tokenizer, self.n_ctx, True, options.get("template_variables", {}))
+        context = ChatContext(self._tokenizer, self.n_ctx, True, options.get("template_variables", {}), continues)
         fitted = context.fit(Transcript(), messages, 0)
         tokens = fitted.transcript.tokens
-        answer = self._samplers.answer(make_request(options, tokens, continues_text=False))
+        request = make_request(options, tokens, continues_text=continues_text(messages, continues))
+        answer = self._samplers.answer(request)
         answer.work.n_dropped_tokens = fitted.n_dropped
         return TextStream(
             answer,
@@ -325,10 +332,21 @@ class Model(Unpicklable):
             progress=options.get("progress"),
         )
 
-    def _encode(self, prompt: Prompt, options: GenerateOptions) -> tuple[int, ...]:
+    def _encode(self, prompt: Prompt, continues: bool, options: GenerateOptions) -> tuple[int, ...]:
         special, variables = options.get("special", False), options.get("template_variables", {})
-        return encode_prompt(self._tokenizer, prompt, special=special, variables=variables)
+        return encode_prompt(self._tokenizer, prompt, special=special, variables=variables, continues=continues)
 
     def _check_open(self) -> None:
         if self._closed:
             raise ParameterError("the model is closed")
+
+
+def _continued(prompt: Prompt, options: GenerateOptions) -> tuple[Prompt, bool]:
+    """The prompt with the beginning of its answer, and whether the answer goes on with its last message."""
+    prefill, continues = options.get("prefill", ""), options.get("continue_final_message", False)
+    if not is_chat(prompt):
+        if prefill or continues:
+            name = "prefill" if prefill else "continue_final_message"
+            raise ParameterError(f"{name} goes with messages; any other prompt is continued as it is")
+        return prompt, False
+    return with_prefill(prompt, prefill), bool(prefill.strip()) or continues

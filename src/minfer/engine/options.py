@@ -11,7 +11,7 @@ from minfer.errors import ParameterError
 from minfer.sampling import SamplingParams
 
 DEFAULT_MAX_TOKENS: Final = 512
-_TAKEN: Final = frozenset({"messages", "tools", "add_generation_prompt", "trust_model"})
+_TAKEN: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "trust_model"})
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -53,6 +53,7 @@ class ChatOptions(SamplingOptions, total=False):
     ignore_eos: bool
     logprobs: int | None
     template_variables: Mapping[str, Any]
+    prefill: str
     progress: ProgressCallback | None
 
 
@@ -61,10 +62,11 @@ class GenerateOptions(ChatOptions, total=False):
 
     special: bool
     context_shift: bool
+    continue_final_message: bool
 
 
 def check_options(options: Mapping[str, Any], kind: type) -> None:
-    """Refuses options that a kind does not have, and template variables that are none.
+    """Refuses options that a kind does not have, and what is no template variable or no prefill.
 
     Raises:
         ParameterError: names them, and those that there are.
@@ -73,6 +75,11 @@ def check_options(options: Mapping[str, Any], kind: type) -> None:
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise ParameterError(f"unknown option {', '.join(unknown)}; known: {', '.join(known)}")
+    prefill = options.get("prefill", "")
+    if not isinstance(prefill, str):
+        raise ParameterError(f"prefill must be the text that the answer begins with, not {prefill!r}")
+    if prefill and options.get("continue_final_message", False):
+        raise ParameterError("prefill begins an answer, and continue_final_message goes on with one: use one of them")
     variables = options.get("template_variables", {})
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
         raise ParameterError(f"template_variables must map names to values, not {variables!r}")

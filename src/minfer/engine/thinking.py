@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from minfer.engine.stops import overlap
-
-OPEN_TAG, CLOSE_TAG = "<think>", "</think>"
+from minfer.text.template.continuation import CLOSE_TAG, OPEN_TAG
 
 
 @dataclass(frozen=True)
@@ -102,3 +101,10 @@ def split_thinking(text: str, starts_inside: bool = False) -> tuple[str, str]:
 def opens_thinking(prompt: str) -> bool:
     """Whether a prompt ends with the start of a thinking block."""
     return prompt.rstrip().endswith(OPEN_TAG)
+
+
+def continues_thinking(content: str, thoughts: str = "") -> bool:
+    """Whether what follows a message that is gone on with is still thinking."""
+    if content.strip():
+        return content.lstrip().startswith(OPEN_TAG) and CLOSE_TAG not in content
+    return bool(thoughts.strip())

@@ -41,6 +41,7 @@ class AnswerParser:
         self._splitter = ThinkingSplitter(prompt.starts_in_thought) if splits_reasoning else None
         self._thoughts = _Trimmed()
         self._calls = call_parser(prompt.tool_format, prompt.tool_names)
+        self._calls.push(prompt.open_call)
         self._one_call = one_call
         self.n_calls = 0
 

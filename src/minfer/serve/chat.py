@@ -42,7 +42,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         body,
         prompt.tokens,
         room(engine, len(prompt.tokens), max_tokens, "messages"),
-        continues_text=False,
+        continues_text=prompt.continues_text,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     submission = Submission(engine, [serve], record_of(request.scope), limits.keep_alive_s)

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from minfer.engine.thinking import opens_thinking
+from minfer.engine.thinking import continues_thinking, opens_thinking
 from minfer.errors import TemplateError
 from minfer.serve.errors import ApiError, invalid
 from minfer.serve.schema_chat import AssistantMessage, Content, InstructionMessage, Message, TemplateFields, ToolMessage
-from minfer.serve.tool_calls import ToolFormat, tool_format
-from minfer.text import Tokenizer
+from minfer.serve.tool_calls import CLOSE, OPEN, ToolFormat, tool_format
+from minfer.text import Tokenizer, is_continued
+from minfer.text.messages import plain_messages as plain_text_messages
 
 _N_TAIL_TOKENS: Final = 16
-_OWN_VARIABLES: Final = frozenset({"self", "messages", "tools", "add_generation_prompt"})
+_OWN_VARIABLES: Final = frozenset({"self", "messages", "tools", "add_generation_prompt", "continue_final_message"})
 _PROBE: Final = ({"role": "user", "content": "?"},)
 
 
@@ -25,9 +26,13 @@ class ChatPrompt:
 
     tokens: tuple[int, ...]
     starts_in_thought: bool
-    """whether the template has opened the thoughts of the answer"""
+    """whether the template, or the message that is continued, has opened the thoughts of the answer"""
     tool_format: ToolFormat | None
     tool_names: frozenset[str]
+    continues_text: bool = False
+    """whether the answer goes on with the text of the last message"""
+    open_call: str = ""
+    """a call of a tool that this text begins and does not end"""
 
 
 def chat_prompt(
@@ -36,17 +41,46 @@ def chat_prompt(
     """Renders and tokenises a conversation.
 
     Raises:
-        ApiError: variables that are not the client's to set, tools where the template knows none, or arguments of an
-            earlier call that are no JSON object.
+        ApiError: variables that are not the client's to set, tools where the template knows none, arguments of an
+            earlier call that are no JSON object, or a last message that can't be continued.
         MinferError: the template fails.
     """
     tools = plain_tools(fields) if with_tools else None
     form = tool_format(check_tools(tokenizer, tools)) if tools else None
     variables = template_variables(fields)
-    ids = tokenizer.encode_chat(plain_messages(tokenizer, messages), tools, **variables)
-    tail = tokenizer.detokenize(ids[-_N_TAIL_TOKENS:])
+    plain, continues = plain_messages(tokenizer, messages), continues_last(messages, fields)
+    starts = fields.add_generation_prompt is not False
+    ids = tuple(tokenizer.encode_chat(plain, tools, starts, continues, **variables))
     names = frozenset(tool["function"]["name"] for tool in tools or ())
-    return ChatPrompt(tuple(ids), opens_thinking(tail), form, names)
+    if continues and is_continued(last := plain_text_messages(plain[-1:])[0]):
+        content, thoughts = last["content"], last.get("reasoning_content", "")
+        call = content[content.rfind(OPEN) :] if form is ToolFormat.TAGGED and _has_open_call(content) else ""
+        return ChatPrompt(ids, continues_thinking(content, thoughts), form, names, True, call)
+    return ChatPrompt(ids, opens_thinking(tokenizer.detokenize(ids[-_N_TAIL_TOKENS:])), form, names)
+
+
+def continues_last(messages: Sequence[Message], fields: TemplateFields) -> bool:
+    """Whether the last message is to be continued: one of the assistant is, as in llama.cpp, unless the client says
+    otherwise in the way of vLLM.
+
+    Raises:
+        ApiError: it is to be, and can't.
+    """
+    last = messages[-1]
+    can = isinstance(last, AssistantMessage) and not last.tool_calls
+    if not fields.continue_final_message:
+        return can and fields.continue_final_message is None and fields.add_generation_prompt is not False
+    if fields.add_generation_prompt:
+        message = "continue_final_message: does not go with add_generation_prompt, which starts another answer"
+        raise invalid(message, "continue_final_message", "invalid_value")
+    if not can:
+        message = "continue_final_message: the last message must be the assistant's, and without tool calls"
+        raise invalid(message, "continue_final_message", "invalid_value")
+    return True
+
+
+def _has_open_call(text: str) -> bool:
+    return text.rfind(OPEN) > text.rfind(CLOSE)
 
 
 def plain_tools(fields: TemplateFields) -> list[dict[str, Any]] | None:
@@ -144,6 +178,10 @@ def check_tools(tokenizer: Tokenizer, tools: list[dict[str, Any]]) -> str:
     template = tokenizer.chat_templates.get("tool_use") or tokenizer.chat_template
     if template is None:
         raise TemplateError("the model has no chat template, so it can't take tools")
-    if template.render(_PROBE) == template.render(_PROBE, tools):
+    try:
+        without = template.render(_PROBE)
+    except TemplateError:  # some templates are for tools alone
+        return template.source
+    if without == template.render(_PROBE, tools):
         raise invalid("tools: the model's chat template has no place for them", "tools", "unsupported")
     return template.source

@@ -109,6 +109,14 @@ class TemplateFields(StrictModel):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, max_length=64, description="Variables of the template, such as enable_thinking."
     )
+    continue_final_message: bool | None = Field(
+        None,
+        description="Whether a last message of the assistant is continued, or else a new answer follows it; by default "
+        "it is, unless it calls tools. What comes back is what is new.",
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="Whether the prompt ends with the start of an answer; by default it does."
+    )
 
 
 class ChatRequest(GenerationFields, TemplateFields):

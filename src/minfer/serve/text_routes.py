@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from minfer.serve.chat_prompt import check_tools, plain_messages, plain_tools, template_variables
+from minfer.serve.chat_prompt import check_tools, continues_last, plain_messages, plain_tools, template_variables
 from minfer.serve.errors import invalid
 from minfer.serve.json_body import JsonRoute
 from minfer.serve.openapi import BODY_ERRORS
@@ -58,7 +58,6 @@ class ApplyTemplateRequest(TemplateFields):
     """A conversation to be written as the model reads it."""
 
     messages: Messages
-    add_generation_prompt: bool = True
 
 
 class ApplyTemplateResponse(BaseModel):
@@ -105,7 +104,8 @@ async def apply_template(body: ApplyTemplateRequest, request: Request) -> ApplyT
         messages, tools = plain_messages(tokenizer, body.messages), plain_tools(body)
         if tools is not None:
             check_tools(tokenizer, tools)
-        return tokenizer.apply_template(messages, tools, body.add_generation_prompt, **variables)
+        starts, continues = body.add_generation_prompt is not False, continues_last(body.messages, body)
+        return tokenizer.apply_template(messages, tools, starts, continues, **variables)
 
     return ApplyTemplateResponse(prompt=await state.in_thread(work))
 

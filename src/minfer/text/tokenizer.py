@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
-from minfer.errors import TemplateError, TokenizerError
+from minfer.errors import MinferWarning, TemplateError, TokenizerError
 from minfer.text.bpe import BpeEncoder
 from minfer.text.messages import checked_text, map_strings, plain_messages
 from minfer.text.partition import TokenMatcher
 from minfer.text.spm import SpmEncoder
 from minfer.text.stream import StreamDecoder
 from minfer.text.template.chat_template import DEFAULT_TEMPLATE, ChatTemplate, read_templates
+from minfer.text.template.given import TEMPLATE_NAMES, find_template
 from minfer.text.token_types import BYTE_TOKENS, SPECIAL_TYPES, TokenType
 from minfer.text.vocabulary import Vocabulary, read_merges, read_vocabulary
 
@@ -44,15 +47,38 @@ class TextPiece:
     is_special: bool
 
 
-def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+def build_tokenizer(metadata: Mapping[str, Any], chat_template: str | Path | None = None) -> Tokenizer:
     """Builds the tokenizer that a GGUF file's metadata describes (`tokenizer.*`).
+
+    Args:
+        chat_template: takes the place of the file's own: one of `minfer.text.TEMPLATE_NAMES`, the path of a file, or
+            the text of a template. With a name, the tokens that end an answer in that template end a generation.
 
     Raises:
         UnsupportedError: another tokenizer model or pre-tokenizer than the supported ones.
         TokenizerError: the vocabulary is incomplete or contradicts itself.
+        ParameterError: there is no such chat template.
+        TemplateError: it does not compile.
+
+    Warns:
+        MinferWarning: the vocabulary lacks control tokens of a template that was given by name.
     """
+    given = None if chat_template is None else find_template(chat_template)
     vocabulary = read_vocabulary(metadata)
-    return Tokenizer(vocabulary, _build_encoder(vocabulary, metadata), read_templates(metadata))
+    if given is None:
+        return Tokenizer(vocabulary, _build_encoder(vocabulary, metadata), read_templates(metadata))
+    missing = [text for text in given.markers if text not in vocabulary.ids]
+    if missing:
+        warnings.warn(
+            f"the vocabulary has no token {', '.join(missing)}, which the chat template {given.name!r} writes: it "
+            "becomes plain text, and the model may not know what it means",
+            MinferWarning,
+            stacklevel=2,
+        )
+    vocabulary = vocabulary.with_control_tokens(given.markers, given.ends)
+    tokenizer = Tokenizer(vocabulary, _build_encoder(vocabulary, metadata), {DEFAULT_TEMPLATE: given.source})
+    tokenizer.chat_templates[DEFAULT_TEMPLATE].compile()
+    return tokenizer
 
 
 class Tokenizer:
@@ -194,6 +220,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
         """The prompt that the file's chat template makes of messages; tokenise it with `special=True`.
@@ -204,13 +231,15 @@ class Tokenizer:
             ParameterError: the messages, tools or variables are not of the form they must have.
             TemplateError: there is no template, or it fails.
         """
-        return self._template(tools is not None).render(messages, tools, add_generation_prompt, **variables)
+        template = self._template(tools is not None)
+        return template.render(messages, tools, add_generation_prompt, continue_final_message, **variables)
 
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> list[int]:
         """The ids of the prompt that the file's chat template makes of messages, with BOS if the model wants it.
@@ -221,7 +250,10 @@ class Tokenizer:
         Raises:
             As `apply_template` and `tokenize`.
         """
-        return self.with_bos(self._encode(self.render_chat(messages, tools, add_generation_prompt, **variables)))
+        prompt = self.render_chat(
+            messages, tools, add_generation_prompt, continue_final_message=continue_final_message, **variables
+        )
+        return self.with_bos(self._encode(prompt))
 
     def render_chat(
         self,
@@ -229,6 +261,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         *,
+        continue_final_message: bool = False,
         trust_model: bool = True,
         **variables: Any,
     ) -> str:
@@ -236,6 +269,7 @@ class Tokenizer:
         a control token and is none. `pieces` encodes it.
 
         Args:
+            continue_final_message: as for `ChatTemplate.render`.
             trust_model: whether control tokens in what the assistant said are parsed.
 
         Raises:
@@ -246,7 +280,7 @@ class Tokenizer:
         guarded = [
             message if message["role"] in trusted else self._guarded(message) for message in plain_messages(messages)
         ]
-        prompt = template.render_all(guarded, tools, add_generation_prompt, variables)
+        prompt = template.render_all(guarded, tools, add_generation_prompt, variables, continues=continue_final_message)
         checked_text(prompt.replace(GUARD, ""), "what the chat template made")
         return prompt
 
@@ -263,8 +297,9 @@ class Tokenizer:
             return self.chat_templates[_TOOLS_TEMPLATE]
         if self.chat_template is None:
             raise TemplateError(
-                "the model has no chat template (tokenizer.chat_template), so it can't take messages; "
-                "give it the prompt as raw text"
+                "the model has no chat template (tokenizer.chat_template), so it can't take messages: "
+                "give it the prompt as raw text, or the template that it was trained with "
+                f"(chat_template=, --chat-template): a file, or one of {', '.join(TEMPLATE_NAMES)}"
             )
         return self.chat_template
 

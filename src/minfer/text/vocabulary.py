@@ -10,7 +10,7 @@ import warnings
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -64,6 +64,16 @@ class Vocabulary:
 
     def token_type(self, token_id: int) -> TokenType:
         return TokenType(self.types[token_id])
+
+    def with_control_tokens(self, controls: Iterable[str], ends: Iterable[str]) -> Vocabulary:
+        """The vocabulary with some tokens as control tokens, and some as such that end a generation. Texts that are no
+        token are passed over."""
+        types = bytearray(self.types)
+        for text in (*controls, *ends):
+            if text in self.ids:
+                types[self.ids[text]] = TokenType.CONTROL
+        eog_ids = self.eog_ids | {self.ids[text] for text in ends if text in self.ids}
+        return replace(self, types=bytes(types), eog_ids=eog_ids)
 
     def ids_of_types(self, types: Collection[TokenType]) -> list[int]:
         """The ids of all tokens of these types, ascending."""

@@ -1,1 +1,6 @@
-"""Chat templates: a sandbox for them, what they keep of messages, and well-known ones by name."""
+"""Chat templates.
+
+`chat_template` renders one, within the bounds that `sandbox`, `filters`, `prices` and `budget` set. `content` finds out
+in which form it reads what messages say, and `losses` that it left nothing out. `given` are templates in place of the
+file's own, and `named/` holds the well-known ones.
+"""

@@ -19,6 +19,8 @@ from minfer.errors import MinferError, ParameterError, TemplateError, TokenizerE
 from minfer.text.messages import is_list, plain_messages, plain_value
 from minfer.text.template.budget import Budget
 from minfer.text.template.content import Findings, fit_messages
+from minfer.text.template.continuation import continue_last
+from minfer.text.template.given import TEMPLATE_NAMES
 from minfer.text.template.losses import check_nothing_lost
 from minfer.text.template.sandbox import BoundedEnvironment, BudgetContext
 
@@ -50,6 +52,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
         """The conversation as text.
@@ -59,6 +62,8 @@ class ChatTemplate:
                 `{"type": "text", "text": "Hi"}`.
             tools: JSON schemas of the functions that the model may call.
             add_generation_prompt: whether the text ends with the start of an answer.
+            continue_final_message: whether the text ends where the last message does, which is the assistant's, so that
+                the model goes on with it. `add_generation_prompt` does not matter then.
             variables: for the template, by name, for example `documents` or `enable_thinking`.
 
         Raises:
@@ -70,7 +75,8 @@ class ChatTemplate:
             MinferWarning: a system message became part of the first question, or what was said or thought beside a
                 tool call is left out.
         """
-        return self.render_all(plain_messages(messages), tools, add_generation_prompt, variables)
+        plain = plain_messages(messages)
+        return self.render_all(plain, tools, add_generation_prompt, variables, continues=continue_final_message)
 
     def render_all(
         self,
@@ -78,12 +84,18 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
         others: Mapping[str, Any],
+        *,
+        continues: bool = False,
     ) -> str:
         """As `render`, of messages that are plain already (`plain_messages`).
 
         Raises:
             ParameterError, TemplateError: as `render`.
         """
+        if continues:
+            return continue_last(
+                messages, self._findings, lambda some, starts: self.render_all(some, tools, starts, others)
+            )
 
         def render(messages: list[dict[str, Any]]) -> str:
             return self.render_plain(fixed | {"messages": messages})
@@ -137,6 +149,14 @@ class ChatTemplate:
         except Exception as error:
             raise TemplateError(f"the chat template fails{_line_of(error, template)}: {_described(error)}") from error
 
+    def compile(self) -> None:
+        """Makes sure that the template can be used.
+
+        Raises:
+            TemplateError: it does not compile.
+        """
+        _ = self._compiled
+
     @cached_property
     def _compiled(self) -> jinja2.Template:
         if len(self.source) > MAX_SOURCE_CHARACTERS:
@@ -149,9 +169,9 @@ class ChatTemplate:
         try:
             code = environment.compile_bounded(self.source)
         except jinja2.TemplateSyntaxError as error:
-            raise TemplateError(f"the chat template does not compile, line {error.lineno}: {error.message}") from error
+            raise _broken(f", line {error.lineno}: {error.message}") from error
         except Exception as error:
-            raise TemplateError(f"the chat template does not compile: {_described(error)}") from error
+            raise _broken(f": {_described(error)}") from error
         return jinja2.Template.from_code(environment, code, environment.make_globals(None))
 
 
@@ -167,6 +187,13 @@ def read_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
             raise TokenizerError(f"{key} is a {type(value).__name__}, not a string")
         templates[key.removeprefix(_KEY).removeprefix(".") or DEFAULT_TEMPLATE] = value
     return templates
+
+
+def _broken(reason: str) -> TemplateError:
+    return TemplateError(
+        f"the chat template does not compile{reason}; another one can be given (chat_template=, --chat-template): a "
+        f"file, or one of {', '.join(TEMPLATE_NAMES)}"
+    )
 
 
 def _raise_exception(message: object) -> None:
