@@ -117,7 +117,7 @@ def test_the_end_of_a_named_template_ends_an_answer() -> None:
 
 def test_markers_that_the_vocabulary_lacks_are_told() -> None:
     metadata = bpe_metadata([("<|im_end|>", CONTROL)])
-    with pytest.warns(MinferWarning, match=r"no token <\|im_start\|>, which the chat template 'chatml' writes"):
+    with pytest.warns(MinferWarning, match=r"no tokens for <\|im_start\|>, which the chat template 'chatml' writes"):
         tokenizer = build_tokenizer(metadata, "chatml")
     assert tokenizer.apply_template(TALK) == WRITTEN["chatml"]
     with warnings.catch_warnings():

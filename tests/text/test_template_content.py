@@ -199,3 +199,34 @@ def test_a_template_that_leaves_a_system_message_out_silently_has_it_merged_too(
     with pytest.warns(MinferWarning, match="takes no system message"):
         text = ChatTemplate(ONLY_TALK.replace("<", "[INST]")).render([system("S"), user("u")])
     assert text == "[INST]user>S\n\nu"
+
+
+CALL = assistant("", tool_calls=[call(x="y")])
+WRITES_CALLS = "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
+KNOWS_NONE = (
+    "{% for m in messages %}{% if m.content is not none %}<{{ m.role }}>{{ m.content }}</end>{% endif %}"
+    + WRITES_CALLS
+    + "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("content", [None, ""])
+@pytest.mark.parametrize(
+    ("says", "written"),
+    [
+        ("{{ m.content }}", ""),  # `none` would be written out
+        ("{{ m.content | tojson if m.content is none else m.content }}", ""),
+        ("{{ m.content.strip() }}", ""),  # and fail here
+        ("{% if m.content is not none %}({{ m.content }}){% endif %}", "none"),
+    ],
+)
+def test_a_call_without_a_text_has_the_content_that_the_template_knows(content: Any, says: str, written: str) -> None:
+    source = f"{{% for m in messages %}}<{{{{ m.role }}}}>{says}{WRITES_CALLS}{{% endfor %}}"
+    text = ChatTemplate(source).render([user("u"), CALL | {"content": content}, tool("21")])
+    u, result = ("u", "21") if written == "" else ("(u)", "(21)")
+    assert text == f'<user>{u}<assistant>{{"name": "f", "arguments": {{"x": "y"}}}}<tool>{result}'
+
+
+def test_no_empty_answer_is_written_beside_a_call() -> None:
+    text = ChatTemplate(KNOWS_NONE).render([user("u"), CALL, tool("21")])
+    assert text == '<user>u</end>{"name": "f", "arguments": {"x": "y"}}<tool>21</end>'

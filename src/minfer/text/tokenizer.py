@@ -70,8 +70,8 @@ def build_tokenizer(metadata: Mapping[str, Any], chat_template: str | Path | Non
     missing = [text for text in given.markers if text not in vocabulary.ids]
     if missing:
         warnings.warn(
-            f"the vocabulary has no token {', '.join(missing)}, which the chat template {given.name!r} writes: it "
-            "becomes plain text, and the model may not know what it means",
+            f"the vocabulary has no tokens for {', '.join(missing)}, which the chat template {given.name!r} writes: "
+            "they become plain text, and the model may not know what they mean",
             MinferWarning,
             stacklevel=2,
         )

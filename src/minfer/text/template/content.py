@@ -41,6 +41,8 @@ class Findings:
 
     forms: dict[str, ContentForm] = field(default_factory=dict)
     """by role, of those whose content the template writes"""
+    takes_none: bool | None = None
+    """whether a message with calls of tools and no content has the content `none`, and not an empty text"""
     kept: set[object] = field(default_factory=set)
     """kinds of texts that the template has been seen to write"""
     told: set[str] = field(default_factory=set)
@@ -71,6 +73,11 @@ def fit_messages(messages: Messages, findings: Findings, source: str, render: Re
             "family of models"
         )
         messages = _merged(messages)
+    if any(_is_call_alone(message) for message in messages):
+        if findings.takes_none is None:
+            findings.takes_none = _takes_none(render)
+        content = None if findings.takes_none else ""
+        messages = [message | {"content": content} if _is_call_alone(message) else message for message in messages]
     return _in_forms(messages, findings.forms)
 
 
@@ -88,6 +95,27 @@ def _find_form(role: str, known: Mapping[str, ContentForm], render: Render) -> C
 
 _WRITTEN_OUT: Final = (repr({"text": MARKER})[1:-1], json.dumps({"text": MARKER})[1:-1])
 """How a list of parts looks where a template writes it without looking into it."""
+
+
+def _is_call_alone(message: dict[str, Any]) -> bool:
+    return bool(message.get("tool_calls")) and not message.get("content")
+
+
+def _takes_none(render: Render) -> bool:
+    """Whether a template knows that a content can be `none`. Some write "None" or "null" then, and others fail; some
+    that know it write an empty answer beside the call where they are given an empty text."""
+    question, call, answer = _trial("tool")
+    for rest in ([answer], []):  # few have no place for the answer
+        try:
+            given_text = render([question, call, *rest])
+        except MinferError:
+            continue
+        try:
+            given_none = render([question, call | {"content": None}, *rest])
+        except MinferError:
+            return False
+        return all(given_none.count(word) == given_text.count(word) for word in ("None", "null"))
+    return False
 
 
 def _trial(role: str) -> Messages:
