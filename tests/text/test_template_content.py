@@ -171,6 +171,21 @@ def test_thoughts_are_missed_between_calls_alone() -> None:
     assert "<think>\nhmm\n</think>" in ChatTemplate(THINKING).render(messages)
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])
+def test_thoughts_come_under_the_name_that_the_template_reads(key: str) -> None:
+    source = f"{{% for m in messages %}}<{{{{ m.role }}}}>{{{{ m.{key} }}}}:{{{{ m.content }}}}{{% endfor %}}"
+    template = ChatTemplate(source)
+    messages = [user("u"), assistant("a", reasoning_content="hmm"), tool("21")]
+    for _ in range(2):
+        assert template.render(messages) == "<user>:u<assistant>hmm:a<tool>:21"
+    given = [user("u"), assistant("a", **{key: "hmm"}), tool("21")]
+    assert template.render(given) == "<user>:u<assistant>hmm:a<tool>:21"
+    with pytest.warns(MinferWarning, match="thought before it called a tool"):
+        ChatTemplate(source.replace(key, "thoughts")).render(messages)
+    begun = template.render([user("u"), assistant("", reasoning_content="hm")], continue_final_message=True)
+    assert begun == "<user>:u<assistant>hm"
+
+
 def test_a_system_message_is_put_before_the_first_question_where_the_family_does_so() -> None:
     template = ChatTemplate(GEMMA)
     question = "<start_of_turn>user\nHi!<end_of_turn>\n"

@@ -20,6 +20,10 @@ from minfer.errors import MinferError, MinferWarning
 MARKER: Final = "Zq7vX0kW3mTj9Lc2Rb"
 """Stands for a text in trial renderings. Of letters and digits, which no filter trims or escapes; case may change."""
 
+THOUGHT_KEYS: Final = ("reasoning_content", "thinking", "reasoning")
+"""Where templates look for the thoughts of a message. Callers write the first; gpt-oss's template, for one, reads the
+second."""
+
 _MERGING: Final = ("<start_of_turn>", "[INST]")
 """What the templates of Gemma and of Mistral's older models write. These families put the system prompt in front of the
 first question, and templates of theirs that refuse one leave that to the caller."""
@@ -43,6 +47,8 @@ class Findings:
     """by role, of those whose content the template writes"""
     takes_none: bool | None = None
     """whether a message with calls of tools and no content has the content `none`, and not an empty text"""
+    thoughts_key: str | None = None
+    """of `THOUGHT_KEYS` the one that the template reads; None before it was looked for"""
     kept: set[object] = field(default_factory=set)
     """kinds of texts that the template has been seen to write"""
     told: set[str] = field(default_factory=set)
@@ -78,6 +84,10 @@ def fit_messages(messages: Messages, findings: Findings, source: str, render: Re
             findings.takes_none = _takes_none(render)
         content = None if findings.takes_none else ""
         messages = [message | {"content": content} if _is_call_alone(message) else message for message in messages]
+    if any(THOUGHT_KEYS[0] in message for message in messages):
+        if findings.thoughts_key is None:
+            findings.thoughts_key = _find_thoughts_key(render)
+        messages = [_with_thoughts_at(findings.thoughts_key, message) for message in messages]
     return _in_forms(messages, findings.forms)
 
 
@@ -116,6 +126,23 @@ def _takes_none(render: Render) -> bool:
             return False
         return all(given_none.count(word) == given_text.count(word) for word in ("None", "null"))
     return False
+
+
+def _find_thoughts_key(render: Render) -> str:
+    question, call, answer = _trial("tool")
+    for key in THOUGHT_KEYS:
+        try:
+            if MARKER.lower() in render([question, call | {key: MARKER}, answer | {"content": "?"}]).lower():
+                return key
+        except MinferError:
+            continue
+    return THOUGHT_KEYS[0]
+
+
+def _with_thoughts_at(key: str, message: dict[str, Any]) -> dict[str, Any]:
+    if THOUGHT_KEYS[0] not in message or key in message:
+        return message
+    return {name: value for name, value in message.items() if name != THOUGHT_KEYS[0]} | {key: message[THOUGHT_KEYS[0]]}
 
 
 def _trial(role: str) -> Messages:

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from minfer.errors import MinferError, TemplateError
-from minfer.text.template.content import MARKER, Findings, Messages, Render
+from minfer.text.template.content import MARKER, THOUGHT_KEYS, Findings, Messages, Render
 
 _N_LONG: Final = 24
 """Characters of a text that stands nowhere by chance."""
 
-_CONTENT, _CALLS, _THOUGHTS = "content", "tool_calls", "reasoning_content"
+_CONTENT, _CALLS = "content", "tool_calls"
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,10 @@ def _all_said(messages: Messages) -> Iterator[_Said]:
         role, calls = message["role"], bool(message.get(_CALLS))
         place = (role, messages[index - 1]["role"] if index else None, index == last, calls)
         text = _text(message.get(_CONTENT)).strip()
-        thoughts = message.get(_THOUGHTS)
-        if isinstance(thoughts, str) and thoughts.strip() and last_question < index < last:
-            yield _Said(index, _THOUGHTS, thoughts.strip(), (*place, _THOUGHTS))
+        for key in THOUGHT_KEYS if last_question < index < last else ():
+            thoughts = message.get(key)
+            if isinstance(thoughts, str) and thoughts.strip():
+                yield _Said(index, key, thoughts.strip(), (*place, key))
         if text:
             yield _Said(index, _CONTENT, text, (*place, _CONTENT))
         if calls:
@@ -97,7 +98,7 @@ def _text(content: Any) -> str:
 
 
 def _mark(said: _Said) -> str:
-    return f"{MARKER}{said.index}{said.key[0]}x"
+    return f"{MARKER}{said.index}{said.key.replace('_', '')}x"
 
 
 def _marked(messages: Messages, doubted: list[_Said]) -> Messages:
@@ -131,7 +132,7 @@ def _marked_call(call: Any, mark: str) -> Any:
 
 def _report(said: _Said, message: dict[str, Any], findings: Findings) -> None:
     role = message["role"]
-    if said.key == _THOUGHTS:
+    if said.key in THOUGHT_KEYS:
         findings.warn("the chat template leaves out what the model thought before it called a tool (reasoning_content)")
     elif said.key == _CONTENT and message.get(_CALLS):
         findings.warn(f"the chat template leaves out the content of a message of role {role!r} that has tool calls")
