@@ -18,10 +18,12 @@ from minfer.cli.options import (
     BackendOption,
     CacheTypeOption,
     ContextOption,
+    ModelArgument,
     ModelOption,
     StopOption,
     SystemOption,
     ThreadsOption,
+    chosen_model,
 )
 from minfer.cli.sampling_options import with_sampling_options
 from minfer.engine import ChatOptions, Conversation, Model
@@ -32,6 +34,7 @@ from minfer.settings import read_settings
 @reports_errors
 @with_sampling_options
 def chat(
+    model: ModelArgument = None,
     system: SystemOption = None,
     load: Annotated[
         str | None,
@@ -64,7 +67,7 @@ def chat(
         bool,
         typer.Option("--history/--no-history", help="Keep what is entered, and save the conversation as it goes on."),
     ] = True,
-    model: ModelOption = "default",
+    model_option: ModelOption = None,
     n_ctx: ContextOption = None,
     threads: ThreadsOption = None,
     backend: BackendOption = None,
@@ -79,6 +82,8 @@ def chat(
     Examples:
 
         minfer chat
+
+        minfer chat ./model.gguf
 
         minfer chat --continue
 
@@ -95,7 +100,7 @@ def chat(
         options["template_variables"] = {"enable_thinking": thinking}
     spinner = Spinner("opening the model")
     try:
-        with open_model(model, n_ctx, threads, backend, cache_type, spinner) as loaded:
+        with open_model(chosen_model(model, model_option), n_ctx, threads, backend, cache_type, spinner) as loaded:
             loaded.tokenizer.apply_template(
                 [{"role": "user", "content": "Hello"}]
             )  # a model that can't chat says so now

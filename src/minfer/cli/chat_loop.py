@@ -14,6 +14,8 @@ from minfer.cli.chat_view import AnswerView
 from minfer.cli.console import Spinner, print_error
 from minfer.cli.echo import silent_keyboard
 from minfer.cli.interrupts import Interrupts
+from minfer.cli.stdin import InputError
+from minfer.cli.streams import OutputError
 from minfer.engine import Conversation, Generation, Model, ProgressCallback, StopCause, TextStream
 from minfer.errors import MinferError, SessionFileError
 
@@ -64,6 +66,8 @@ class Chat:
                 if not self._is_interactive:
                     raise
                 self.say("(Ctrl-D or /exit leaves)")
+            except (InputError, OutputError):  # the next entry would meet the same
+                raise
             except MinferError as error:
                 self.has_failed = True
                 print_error(str(error))

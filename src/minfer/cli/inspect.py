@@ -9,7 +9,7 @@ import typer
 
 from minfer.backends import BACKEND_NAMES, Backend, make_backend
 from minfer.cli.console import ProgressBar, reports_errors, write_text
-from minfer.cli.run import MODEL_HELP
+from minfer.cli.options import ModelArgument, ModelOption, chosen_model
 from minfer.engine import CACHE_TYPES, parse_cache_type, position_bytes
 from minfer.engine.runtime import step_bounds
 from minfer.errors import ParameterError
@@ -34,7 +34,7 @@ class GraphFormat(StrEnum):
 
 @reports_errors
 def inspect(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = "default",
+    model: ModelArgument = None,
     graph: Annotated[bool, typer.Option("--graph", help="Show the graph, as built and after each pass.")] = False,
     after: Annotated[
         str | None,
@@ -44,6 +44,7 @@ def inspect(
         GraphFormat, typer.Option("--format", help="With --graph: text, dot (Graphviz) or json.")
     ] = GraphFormat.TEXT,
     backend: Annotated[str | None, typer.Option(help="With --graph: the backend to lower for.")] = None,
+    model_option: ModelOption = None,
 ) -> None:
     """Show a model file: metadata, tensors, parameters, KV bytes a position; with --graph the compute graph.
 
@@ -58,7 +59,8 @@ def inspect(
     if not graph and (after is not None or graph_format is not GraphFormat.TEXT):
         raise ParameterError("--after and --format go with --graph")
     settings = read_settings()
-    with open_gguf(resolve_model(model, cache_dir=settings.cache_dir, progress=ProgressBar())) as file:
+    path = resolve_model(chosen_model(model, model_option), cache_dir=settings.cache_dir, progress=ProgressBar())
+    with open_gguf(path) as file:
         if graph:
             _, built = declare_graph(file, parse_cache_type(settings.cache_type))
             _show_graph(

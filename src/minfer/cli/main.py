@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from minfer.cli.chat import chat
-from minfer.cli.console import EXIT_INTERRUPTED, write_text
+from minfer.cli.console import ends_plainly, write_text
 from minfer.cli.inspect import inspect
 from minfer.cli.models import models
 from minfer.cli.run import run
 from minfer.cli.serve import serve
+from minfer.cli.streams import repair_standard_streams
 from minfer.version import __version__
 
 app = typer.Typer(
@@ -23,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(run)
+app.command(context_settings={"allow_extra_args": True})(run)  # which says itself what is wrong with them
 app.command()(chat)
 app.command()(serve)
 app.command()(inspect)
@@ -47,7 +48,9 @@ def _options(
 
 def main() -> None:
     """The entry point."""
-    try:
-        app()
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
+    repair_standard_streams()
+    with ends_plainly():
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # at exit, Python would complain in its own way

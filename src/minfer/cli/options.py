@@ -6,10 +6,20 @@ from typing import Annotated
 
 import typer
 
+from minfer.cli.console import UsageError
+from minfer.hub import DEFAULT_MODEL_NAME
+
 MODEL_HELP = "A path, `default`, the name of a model in the cache (see `minfer models`), or hf:owner/repo:file.gguf."
 MODEL_PANEL = "Model and cache"
 
-ModelOption = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP, rich_help_panel=MODEL_PANEL)]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", "-m", help=MODEL_HELP, rich_help_panel=MODEL_PANEL, show_default=DEFAULT_MODEL_NAME),
+]
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="The model; the same as --model.", show_default=False),
+]
 ContextOption = Annotated[
     int | None,
     typer.Option(
@@ -34,3 +44,15 @@ StopOption = Annotated[
     list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")
 ]
 SystemOption = Annotated[str | None, typer.Option("--system", "-s", help="A system message before the prompt.")]
+
+
+def chosen_model(argument: str | None, option: str | None) -> str:
+    """The model that a verb is given, by its first argument or by --model.
+
+    Raises:
+        UsageError: both are given, and differ.
+    """
+    if argument is not None and option is not None and argument != option:
+        raise UsageError(f"two models are given, {argument} and --model {option}: leave one out")
+    named = option if argument is None else argument
+    return DEFAULT_MODEL_NAME if named is None else named
