@@ -2,7 +2,7 @@
 
 | variable | meaning |
 |---|---|
-| `MINFER_CACHE_DIR` | where downloaded models (and compiled kernels) are kept; default: the user's cache directory |
+| `MINFER_CACHE_DIR` | where models, compiled kernels and conversations are kept; default: the user's cache directory |
 | `MINFER_BACKEND` | the backend to use where the caller names none |
 | `MINFER_ISA` | the instruction set that the CPU backend uses, instead of the best there is |
 | `MINFER_CACHE_TYPE` | the type of the KV cache where the caller names none: `f16`, `f32`, `q8_0`, or `k:f16,v:q8_0` |
@@ -23,6 +23,10 @@ from minfer.errors import SettingsError
 _KNOWN = frozenset(
     {"MINFER_CACHE_DIR", "MINFER_BACKEND", "MINFER_ISA", "MINFER_CACHE_TYPE", "MINFER_TRACE", "MINFER_DUMP_DIR"}
 )
+
+
+NO_CACHE_DIR = Path(os.devnull, "no-home-directory")
+"""Where there is no home directory: a path that can never be made, and says why where it is shown."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
             f"minfer reads {', '.join(sorted(_KNOWN))}"
         )
     return Settings(
-        cache_dir=Path(env.get("MINFER_CACHE_DIR") or _default_cache_dir(env)),
+        cache_dir=_given_cache_dir(env) or _default_cache_dir(env),
         backend=env.get("MINFER_BACKEND") or None,
         isa=env.get("MINFER_ISA") or None,
         cache_type=env.get("MINFER_CACHE_TYPE") or None,
@@ -60,11 +64,22 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
     )
 
 
+def _given_cache_dir(env: Mapping[str, str]) -> Path | None:
+    # A service's configuration, which no shell reads, may have `~`.
+    given = env.get("MINFER_CACHE_DIR")
+    return Path(os.path.expanduser(given)) if given else None
+
+
 def _default_cache_dir(env: Mapping[str, str]) -> Path:
+    try:
+        return _user_cache_dir(env) / "minfer"
+    except RuntimeError:  # no HOME, and nobody of this number in the list of users, as in a container
+        return NO_CACHE_DIR
+
+
+def _user_cache_dir(env: Mapping[str, str]) -> Path:
     if sys.platform == "win32":
-        base = Path(env.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "minfer"
+        return Path(env.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")

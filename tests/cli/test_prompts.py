@@ -57,7 +57,7 @@ def test_a_pipe_that_nobody_writes_to_is_given_up(capsys: pytest.CaptureFixture[
         assert read_stdin_beside_prompt(first_byte_s=0.01) == ""
     os.close(writer)
     told = capsys.readouterr().err
-    assert "waiting up to 0.01 s for something on stdin" in told
+    assert "nothing has come on stdin yet, to put before the prompt; waiting 0.01 s for it" in told
     assert "warning: nothing came on stdin; the prompt is answered alone" in told
 
 

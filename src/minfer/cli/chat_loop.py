@@ -11,7 +11,7 @@ from minfer.cli.chat_commands import run_command
 from minfer.cli.chat_input import Input
 from minfer.cli.chat_store import ChatStore
 from minfer.cli.chat_view import AnswerView
-from minfer.cli.console import Spinner, print_error
+from minfer.cli.console import Spinner, print_error, print_warning
 from minfer.cli.echo import silent_keyboard
 from minfer.cli.interrupts import Interrupts
 from minfer.cli.stdin import InputError
@@ -116,7 +116,8 @@ class Chat:
             self.conversation.save(self._automatic, with_cache=False)
         except SessionFileError as error:
             self._saves = False
-            print_error(f"{error}; the conversation is no longer saved automatically")
+            self._automatic = None
+            print_warning(f"{error}; the conversation is no longer saved automatically")
 
     def _take(self, entry: str) -> None:
         text = entry.strip()

@@ -73,6 +73,11 @@ def print_error(message: str) -> None:
     )
 
 
+def print_warning(message: str) -> None:
+    """One line on stderr about something that works, but not as the user might expect."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)  # noqa: T201
+
+
 def write_text(text: str, end: str = "") -> None:
     """Writes to stdout at once, whatever its encoding can't hold as `?`."""
     stream: TextIO = sys.stdout
@@ -174,7 +179,8 @@ def open_model(
 
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Shows our own warnings as one line on stderr."""
+    """Shows our own warnings as one line on stderr, each once."""
+    told: set[str] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("always", MinferWarning)
         show = warnings.showwarning
@@ -188,7 +194,10 @@ def _plain_warnings() -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             if issubclass(category, MinferWarning):
-                print(f"warning: {message}", file=sys.stderr)  # noqa: T201
+                if str(message) in told:
+                    return
+                told.add(str(message))
+                print_warning(str(message))
             else:
                 show(message, category, filename, lineno, file, line)
 

@@ -8,6 +8,7 @@ import os
 import select
 import sys
 
+from minfer.cli.console import print_warning
 from minfer.errors import MinferError, ParameterError
 
 _CHUNK_BYTES = 1 << 16
@@ -57,12 +58,12 @@ def read_stdin_beside_prompt(first_byte_s: float = FIRST_BYTE_S) -> str:
     if sys.stdin.isatty():
         return ""
     if os.name != "nt" and not _is_ready(min(_TOLD_AFTER_S, first_byte_s)):
-        _say(
-            f"waiting up to {first_byte_s:g} s for something on stdin, "
-            "to put before the prompt (--no-stdin leaves it alone, --stdin waits for as long as it takes) ..."
+        print_warning(
+            f"nothing has come on stdin yet, to put before the prompt; waiting {first_byte_s:g} s for it "
+            "(--no-stdin leaves it alone, --stdin waits as long as it takes)"
         )
         if not _is_ready(max(0.0, first_byte_s - _TOLD_AFTER_S)):
-            _say("warning: nothing came on stdin; the prompt is answered alone")
+            print_warning("nothing came on stdin; the prompt is answered alone")
             return ""
     return read_stdin()
 
@@ -99,7 +100,3 @@ def _is_ready(timeout_s: float) -> bool:
         return bool(select.select((sys.stdin,), (), (), timeout_s)[0])
     except (OSError, ValueError):  # no descriptor, or one that select does not take: then reading tells
         return True
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)  # noqa: T201

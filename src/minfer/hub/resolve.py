@@ -28,6 +28,7 @@ def resolve_model(name: str | Path, *, cache_dir: Path, progress: Progress | Non
         ParameterError: the name is empty, or neither text nor a path, or begins with `hf:` and has the wrong form.
         ModelNotFoundError: no model goes by the name; lists what was tried, and the names in the cache.
         DownloadError: the download failed; with the reason.
+        SettingsError: the cache can't be read.
     """
     if name == "":
         raise ParameterError(f"the model's name is empty; give {_possible_names()}")
