@@ -44,6 +44,8 @@ def test_empty_is_not_set() -> None:
 def test_an_unknown_name() -> None:
     with pytest.raises(SettingsError, match=r"MINFER_THREDS; minfer reads MINFER_BACKEND"):
         read_settings({"MINFER_THREDS": "2"})
+    with pytest.raises(SettingsError, match=r"MINFER_CACHEDIR \(did you mean MINFER_CACHE_DIR\?\); minfer reads"):
+        read_settings({"MINFER_CACHEDIR": "/c"})
 
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="the users' list of other systems")

@@ -18,8 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from minfer.errors import SettingsError
+from minfer.errors import SettingsError, closest
 
+_PREFIX = "MINFER_"
 _KNOWN = frozenset(
     {"MINFER_CACHE_DIR", "MINFER_BACKEND", "MINFER_ISA", "MINFER_CACHE_TYPE", "MINFER_TRACE", "MINFER_DUMP_DIR"}
 )
@@ -48,10 +49,11 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         SettingsError: for a `MINFER_*` variable that minfer does not know, so that a misspelt one is noticed.
     """
     env = os.environ if environment is None else environment
-    unknown = sorted(name for name in env if name.startswith("MINFER_") and name not in _KNOWN)
+    unknown = sorted(name for name in env if name.startswith(_PREFIX) and name not in _KNOWN)
     if unknown:
+        named = ", ".join(f"{name}{_meant(name)}" for name in unknown)
         raise SettingsError(
-            f"unknown environment variable{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}; "
+            f"unknown environment variable{'s' if len(unknown) > 1 else ''} {named}; "
             f"minfer reads {', '.join(sorted(_KNOWN))}"
         )
     return Settings(
@@ -62,6 +64,13 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         trace_path=Path(env["MINFER_TRACE"]) if env.get("MINFER_TRACE") else None,
         dump_dir=Path(env["MINFER_DUMP_DIR"]) if env.get("MINFER_DUMP_DIR") else None,
     )
+
+
+def _meant(name: str) -> str:
+    # Without what all have in common, which would make any two of them alike.
+    known = {each.removeprefix(_PREFIX): each for each in _KNOWN}
+    likeliest = closest(name.removeprefix(_PREFIX), known)
+    return f" (did you mean {known[likeliest]}?)" if likeliest is not None else ""
 
 
 def _given_cache_dir(env: Mapping[str, str]) -> Path | None:

@@ -25,6 +25,7 @@ from minfer.cli.options import (
     ThreadsOption,
     chosen_model,
 )
+from minfer.cli.parameters import token_limit
 from minfer.cli.sampling_options import with_sampling_options
 from minfer.engine import ChatOptions, Conversation, Model
 from minfer.errors import ParameterError
@@ -54,7 +55,8 @@ def chat(
         ),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", "-n", help="The longest answer; by default what the context holds.")
+        int | None,
+        typer.Option("--max-tokens", "-n", help="The longest answer; by default (or with -1) what the context holds."),
     ] = None,
     stop: StopOption = None,
     thinking: Annotated[
@@ -92,8 +94,6 @@ def chat(
     if load is not None and continues:
         raise ParameterError("--load and --continue each name a conversation: use one of them")
     options: dict[str, Any] = dict(sampling)
-    if max_tokens is not None:
-        options["max_tokens"] = max_tokens
     if stop:
         options["stop"] = stop
     if thinking is not None:
@@ -101,6 +101,8 @@ def chat(
     spinner = Spinner("opening the model")
     try:
         with open_model(chosen_model(model, model_option), n_ctx, threads, backend, cache_type, spinner) as loaded:
+            if max_tokens is not None:
+                options["max_tokens"] = token_limit(max_tokens, loaded.n_ctx)
             loaded.tokenizer.apply_template(
                 [{"role": "user", "content": "Hello"}]
             )  # a model that can't chat says so now

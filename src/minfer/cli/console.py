@@ -18,6 +18,7 @@ from rich.text import Text
 
 import minfer
 from minfer.cli.streams import OutputError
+from minfer.cli.wording import as_options, with_context_option
 from minfer.errors import MinferError, MinferWarning, ParameterError
 
 EXIT_ERROR = 1
@@ -54,13 +55,10 @@ def ends_plainly() -> Iterator[None]:
     """
     try:
         yield
-    except OutputError as error:
-        if error.reader_is_gone:
-            raise SystemExit(EXIT_CLOSED_PIPE) from None
-        print_error(str(error))
-        raise SystemExit(EXIT_ERROR) from None
     except MinferError as error:
-        print_error(str(error))
+        if isinstance(error, OutputError) and error.reader_is_gone:
+            raise SystemExit(EXIT_CLOSED_PIPE) from None
+        print_error(as_options(str(error)))
         raise SystemExit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR) from None
     except KeyboardInterrupt:
         raise SystemExit(EXIT_INTERRUPTED) from None
@@ -69,13 +67,13 @@ def ends_plainly() -> Iterator[None]:
 def print_error(message: str) -> None:
     """One message on stderr."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(
-        Text("error: ", style="bold red"), message, sep="", markup=False
+        Text("error: ", style="bold red"), with_context_option(message), sep="", markup=False
     )
 
 
 def print_warning(message: str) -> None:
     """One line on stderr about something that works, but not as the user might expect."""
-    print(f"warning: {message}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"warning: {with_context_option(message)}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def write_text(text: str, end: str = "") -> None:

@@ -9,6 +9,23 @@ import typer
 from minfer.cli.console import UsageError
 from minfer.hub import DEFAULT_MODEL_NAME
 
+
+def readable(texts: str | list[str] | None) -> str | list[str] | None:
+    """For the text of an argument: passes it on if it is one.
+
+    Raises:
+        BadParameter: it has bytes that are no UTF-8, which Python hands on as half characters.
+    """
+    for text in [texts] if isinstance(texts, str) else texts or []:
+        for index, character in enumerate(text):
+            if "\udc80" <= character <= "\udcff":
+                raise typer.BadParameter(
+                    f"it is not UTF-8 text: character {index} is the byte 0x{ord(character) - 0xDC00:02X}. "
+                    "Does the terminal, or the file it comes from, have another encoding?"
+                )
+    return texts
+
+
 MODEL_HELP = "A path, `default`, the name of a model in the cache (see `minfer models`), or hf:owner/repo:file.gguf."
 MODEL_PANEL = "Model and cache"
 
@@ -41,9 +58,12 @@ CacheTypeOption = Annotated[
     ),
 ]
 StopOption = Annotated[
-    list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")
+    list[str] | None,
+    typer.Option("--stop", help="End the answer before this text; may be repeated.", callback=readable),
 ]
-SystemOption = Annotated[str | None, typer.Option("--system", "-s", help="A system message before the prompt.")]
+SystemOption = Annotated[
+    str | None, typer.Option("--system", "-s", help="A system message before the prompt.", callback=readable)
+]
 
 
 def chosen_model(argument: str | None, option: str | None) -> str:

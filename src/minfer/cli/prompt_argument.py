@@ -1,4 +1,4 @@
-"""What stands in the place of a prompt and is none: a model, or a prompt without quotes."""
+"""What stands in the place of something else: a model in that of a prompt, a prompt in that of a verb."""
 
 from __future__ import annotations
 
@@ -36,6 +36,19 @@ def check_prompt_argument(prompt: str, more: Sequence[str], *, model_is_given: b
             f"there are {1 + len(more)} prompts, and minfer run takes one; "
             f"what is meant is perhaps:\n  minfer run {shlex.quote(whole)}"
         )
+
+
+def check_verb(text: str) -> None:
+    """Refuses a model or a prompt in the place of a verb.
+
+    Raises:
+        UsageError: shows the command that is meant.
+    """
+    quoted = shlex.quote(text)
+    if _is_model(text):
+        raise UsageError(f"{text} is a model; what is meant is perhaps:\n  minfer chat {quoted}")
+    if any(map(str.isspace, text)):
+        raise UsageError(f"there is no command {text!r}; what is meant is perhaps:\n  minfer run {quoted}")
 
 
 def _is_model(text: str) -> bool:

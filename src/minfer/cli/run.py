@@ -17,7 +17,9 @@ from minfer.cli.options import (
     SystemOption,
     ThreadsOption,
     chosen_model,
+    readable,
 )
+from minfer.cli.parameters import token_limit
 from minfer.cli.prompt_argument import check_prompt_argument
 from minfer.cli.reports import end_notice, stats_lines
 from minfer.cli.sampling_options import with_sampling_options
@@ -33,7 +35,9 @@ def run(
     prompt: Annotated[
         str | None,
         typer.Argument(
-            metavar="PROMPT", help="The prompt. What is piped in comes before it; `-` or none stands for that alone."
+            metavar="PROMPT",
+            help="The prompt. What is piped in comes before it; `-` or none stands for that alone.",
+            callback=readable,
         ),
     ] = None,
     stdin: Annotated[
@@ -45,9 +49,9 @@ def run(
             show_default=False,
         ),
     ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Stop after so many tokens.")] = (
-        DEFAULT_MAX_TOKENS
-    ),
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", help="Stop after so many tokens; -1: as many as the context holds.")
+    ] = (DEFAULT_MAX_TOKENS),
     stop: StopOption = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on when the model ends its answer.")] = False,
     system: SystemOption = None,
@@ -60,11 +64,12 @@ def run(
         typer.Option("--context-shift", help="With --raw: when the context is full, drop its older half and go on."),
     ] = False,
     n_samples: Annotated[
-        int | None, typer.Option("--n-samples", help="Give so many answers, generated together.", show_default=False)
+        int | None,
+        typer.Option("--n-samples", help="Give so many answers, generated together.", show_default=False, min=1),
     ] = None,
     best_of: Annotated[
         int | None,
-        typer.Option("--best-of", help="Generate so many answers, and give the likeliest.", show_default=False),
+        typer.Option("--best-of", help="Generate so many answers, and give the likeliest.", show_default=False, min=1),
     ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print counts and speed to stderr at the end.")] = False,
     model: ModelOption = None,
@@ -101,11 +106,12 @@ def run(
     if n_samples is not None and best_of is not None:
         raise ParameterError("--n-samples shows every answer, and --best-of one: use one of them")
     asked: Prompt = text if raw else _messages(text, system)
-    given = {"max_tokens": max_tokens, "stop": stop or [], "ignore_eos": ignore_eos, "special": special, **sampling}
+    given = {"stop": stop or [], "ignore_eos": ignore_eos, "special": special, **sampling}
     options = cast(GenerateOptions, given)
     spinner = Spinner("opening the model")
     try:
         with open_model(chosen_model(None, model), n_ctx, threads, backend, cache_type, spinner) as loaded:
+            options["max_tokens"] = token_limit(max_tokens, loaded.n_ctx)
             options["progress"] = lambda n, total: spinner.update(f"reading the prompt: {n} of {total} tokens")
             n = n_samples if best_of is None else best_of
             if n is None:
@@ -132,7 +138,7 @@ def _read_prompt(prompt: str | None, stdin: bool | None) -> str:
 
 def _messages(text: str, system: str | None) -> list[dict[str, str]]:
     if not text.strip():
-        raise ParameterError("the prompt is empty")
+        raise ParameterError('the prompt is empty; give one as in minfer run "PROMPT", or pipe one in')
     before = [] if system is None else [{"role": "system", "content": system}]
     return [*before, {"role": "user", "content": text}]
 
