@@ -15,6 +15,8 @@ from prompt_toolkit.output import create_output
 from minfer.cli.chat_input import CONTINUATION, PROMPT, is_open, unquoted
 from minfer.cli.chat_store import ChatStore
 from minfer.cli.console import print_warning
+from minfer.cli.stdin import undecoded
+from minfer.errors import ParameterError
 
 
 class TerminalInput:
@@ -40,9 +42,13 @@ class TerminalInput:
 
     def read(self) -> str | None:
         try:
-            return unquoted(self._session.prompt())
+            entry = self._session.prompt()
         except EOFError:
             return None
+        wrong = undecoded(entry)
+        if wrong is not None:
+            raise ParameterError(f"what was entered {wrong}")
+        return unquoted(entry)
 
 
 class _CommandCompleter(Completer):

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from minfer.cli.console import UsageError
+from minfer.cli.stdin import undecoded
 from minfer.hub import DEFAULT_MODEL_NAME
 
 
@@ -14,15 +15,12 @@ def readable(texts: str | list[str] | None) -> str | list[str] | None:
     """For the text of an argument: passes it on if it is one.
 
     Raises:
-        BadParameter: it has bytes that are no UTF-8, which Python hands on as half characters.
+        BadParameter: it has bytes that are no UTF-8.
     """
     for text in [texts] if isinstance(texts, str) else texts or []:
-        for index, character in enumerate(text):
-            if "\udc80" <= character <= "\udcff":
-                raise typer.BadParameter(
-                    f"it is not UTF-8 text: character {index} is the byte 0x{ord(character) - 0xDC00:02X}. "
-                    "Does the terminal, or the file it comes from, have another encoding?"
-                )
+        wrong = undecoded(text)
+        if wrong is not None:
+            raise typer.BadParameter(f"it {wrong}")
     return texts
 
 

@@ -81,6 +81,18 @@ def decoded(data: bytes) -> str:
         raise ParameterError(f"stdin is not UTF-8 text: byte {error.start} is 0x{byte:02X} ({error.reason})") from error
 
 
+def undecoded(text: str) -> str | None:
+    """What to say of a text from an argument or a terminal that has bytes which are no UTF-8, and which Python hands on
+    as half characters; None where it has none."""
+    for index, character in enumerate(text):
+        if "\udc80" <= character <= "\udcff":
+            return (
+                f"is not UTF-8 text: character {index} is the byte 0x{ord(character) - 0xDC00:02X}. "
+                "Does the terminal, or the file it comes from, have another encoding?"
+            )
+    return None
+
+
 def is_closed(error: OSError) -> bool:
     """Whether there is no stdin to read, as for programs that are started by `nohup`."""
     return error.errno == errno.EBADF
