@@ -61,9 +61,9 @@ class Terminal:
         """What is on the screen, without empty lines at its end."""
         return "\n".join(line.rstrip() for line in self._screen.display).rstrip()
 
-    def type(self, text: str) -> None:
+    def type(self, text: str | bytes) -> None:
         """Presses keys; "\r" is Enter, "\x03" Ctrl-C, "\x04" Ctrl-D."""
-        data = text.encode()
+        data = text if isinstance(text, bytes) else text.encode()
         deadline_s = time.monotonic() + PATIENCE_S
         while data:
             # The program may wait for its own output to be taken before it takes more of ours.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from minfer.errors import SettingsError
-from minfer.settings import read_settings
+from minfer.settings import NO_CACHE_DIR, read_settings
+
+if sys.platform != "win32":
+    import pwd
 
 
 def test_nothing_set() -> None:
@@ -39,6 +44,31 @@ def test_empty_is_not_set() -> None:
 def test_an_unknown_name() -> None:
     with pytest.raises(SettingsError, match=r"MINFER_THREDS; minfer reads MINFER_BACKEND"):
         read_settings({"MINFER_THREDS": "2"})
+    with pytest.raises(SettingsError, match=r"MINFER_CACHEDIR \(did you mean MINFER_CACHE_DIR\?\); minfer reads"):
+        read_settings({"MINFER_CACHEDIR": "/c"})
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="the users' list of other systems")
+def test_without_a_home_there_is_no_cache_and_nobody_s_directory_is_used_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("HOME")
+    assert read_settings({}).cache_dir == Path(pwd.getpwuid(os.getuid()).pw_dir, ".cache", "minfer")
+
+    def nobody(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)  # a container's user that is a number
+    cache_dir = read_settings({}).cache_dir
+    assert cache_dir == NO_CACHE_DIR
+    with pytest.raises(OSError, match="Not a directory"):
+        cache_dir.mkdir(parents=True)
+    assert read_settings({"MINFER_CACHE_DIR": "/c"}).cache_dir == Path("/c")
+
+
+def test_a_home_that_no_shell_has_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/x")
+    assert read_settings({"MINFER_CACHE_DIR": "~/models"}).cache_dir == Path("/home/x/models")
 
 
 def test_only_settings_reads_the_environment() -> None:

@@ -23,6 +23,7 @@ copied, with everything that they hold, so that they get from one process to ano
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from typing import Any
 
@@ -149,3 +150,15 @@ class GraphError(MinferError):
 
 class MinferWarning(UserWarning):
     """Something works, but not as the user might expect."""
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """For a message about a name that is none of those there are: the likeliest of them as ` (did you mean X?)`, or
+    nothing where none is like it."""
+    likeliest = closest(name, names)
+    return "" if likeliest is None else f" (did you mean {likeliest}?)"
+
+
+def closest(name: str, names: Iterable[str]) -> str | None:
+    """The one of `names` that is most like `name`, if any is like it."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)

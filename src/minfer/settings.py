@@ -2,7 +2,7 @@
 
 | variable | meaning |
 |---|---|
-| `MINFER_CACHE_DIR` | where downloaded models (and compiled kernels) are kept; default: the user's cache directory |
+| `MINFER_CACHE_DIR` | where models, compiled kernels and conversations are kept; default: the user's cache directory |
 | `MINFER_BACKEND` | the backend to use where the caller names none |
 | `MINFER_ISA` | the instruction set that the CPU backend uses, instead of the best there is |
 | `MINFER_CACHE_TYPE` | the type of the KV cache where the caller names none: `f16`, `f32`, `q8_0`, or `k:f16,v:q8_0` |
@@ -18,11 +18,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from minfer.errors import SettingsError
+from minfer.errors import SettingsError, closest
 
+_PREFIX = "MINFER_"
 _KNOWN = frozenset(
     {"MINFER_CACHE_DIR", "MINFER_BACKEND", "MINFER_ISA", "MINFER_CACHE_TYPE", "MINFER_TRACE", "MINFER_DUMP_DIR"}
 )
+
+
+NO_CACHE_DIR = Path(os.devnull, "no-home-directory")
+"""Where there is no home directory: a path that can never be made, and says why where it is shown."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +49,15 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         SettingsError: for a `MINFER_*` variable that minfer does not know, so that a misspelt one is noticed.
     """
     env = os.environ if environment is None else environment
-    unknown = sorted(name for name in env if name.startswith("MINFER_") and name not in _KNOWN)
+    unknown = sorted(name for name in env if name.startswith(_PREFIX) and name not in _KNOWN)
     if unknown:
+        named = ", ".join(f"{name}{_meant(name)}" for name in unknown)
         raise SettingsError(
-            f"unknown environment variable{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}; "
+            f"unknown environment variable{'s' if len(unknown) > 1 else ''} {named}; "
             f"minfer reads {', '.join(sorted(_KNOWN))}"
         )
     return Settings(
-        cache_dir=Path(env.get("MINFER_CACHE_DIR") or _default_cache_dir(env)),
+        cache_dir=_given_cache_dir(env) or _default_cache_dir(env),
         backend=env.get("MINFER_BACKEND") or None,
         isa=env.get("MINFER_ISA") or None,
         cache_type=env.get("MINFER_CACHE_TYPE") or None,
@@ -60,11 +66,29 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
     )
 
 
+def _meant(name: str) -> str:
+    # Without what all have in common, which would make any two of them alike.
+    known = {each.removeprefix(_PREFIX): each for each in _KNOWN}
+    likeliest = closest(name.removeprefix(_PREFIX), known)
+    return f" (did you mean {known[likeliest]}?)" if likeliest is not None else ""
+
+
+def _given_cache_dir(env: Mapping[str, str]) -> Path | None:
+    # A service's configuration, which no shell reads, may have `~`.
+    given = env.get("MINFER_CACHE_DIR")
+    return Path(os.path.expanduser(given)) if given else None
+
+
 def _default_cache_dir(env: Mapping[str, str]) -> Path:
+    try:
+        return _user_cache_dir(env) / "minfer"
+    except RuntimeError:  # no HOME, and nobody of this number in the list of users, as in a container
+        return NO_CACHE_DIR
+
+
+def _user_cache_dir(env: Mapping[str, str]) -> Path:
     if sys.platform == "win32":
-        base = Path(env.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "minfer"
+        return Path(env.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -323,3 +323,11 @@ def test_commands_and_parameters_are_completed(start: Start, yes: Path) -> None:
         terminal.wait_for_prompt()
         terminal.type("/set dry_b\t")
         terminal.wait_for(">>> /set dry_base")
+
+
+def test_bytes_that_are_no_text_are_told_and_the_chat_goes_on(start: Start, yes: Path) -> None:
+    with start(yes) as terminal:
+        terminal.wait_for_prompt()
+        terminal.type(b"caf\xe9\r")
+        assert "what was entered is not UTF-8 text" in terminal.wait_for("0xE9")
+        assert terminal.ask("cafe") == "Yes"

@@ -134,7 +134,7 @@ def test_ctrl_c_ends_a_piped_chat_and_shows_what_there_is(models: Path) -> None:
         (("--load", "text.chat"), "text.chat: it is no saved session"),
         (("--load", "x", "--continue"), "--load and --continue each name a conversation"),
         (("--temperature", "-1"), "temperature is -1.0"),
-        (("--max-tokens", "0"), "max_tokens must be an integer of at least 1"),
+        (("--max-tokens", "0"), "--max-tokens must be an integer of at least 1"),
     ],
 )
 def test_bad_arguments(cli, models: Path, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -112,6 +112,16 @@ def test_what_is_not_found_lists_what_was_tried_and_what_there_is(cache_dir: Pat
     assert "hf:owner/repo:file.gguf" in message
 
 
+def test_a_mistaken_name_gets_a_suggestion(cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    put(models_dir(cache_dir) / "mistral.gguf")
+    put(tmp_path / "phi.gguf")
+    assert "(did you mean mistral?)" in not_found("mistrel", cache_dir)
+    assert "(did you mean default?)" in not_found("defualt", cache_dir)
+    assert "(did you mean phi.gguf?)" in not_found("phi", cache_dir)
+    assert "did you mean" not in not_found("something", cache_dir)
+
+
 def test_an_empty_cache_is_said_to_be_empty(cache_dir: Path) -> None:
     assert "models in the cache: none yet" in not_found("llama", cache_dir)
 

@@ -103,7 +103,7 @@ def test_limits_out_of_range_are_refused_by_their_option_before_anything_is_load
     ("arguments", "message"),
     [
         (["nothing.gguf"], "error: no model 'nothing.gguf'"),
-        (["TINY", "--drain", "0"], "error: drain_s is 0.0"),
+        (["TINY", "--drain", "0"], "error: --drain is 0.0"),
         (["TINY", "--api-key-file", "/nowhere"], "error: can't read the API keys in /nowhere"),
         (["TINY", "--api-key", "a b"], "error: an API key must be"),
         (["TINY", "--host", "203.0.113.1"], "error: can't listen on 203.0.113.1 port 8080"),

@@ -19,11 +19,14 @@ from minfer.cli.options import (
     CacheTypeOption,
     ChatTemplateOption,
     ContextOption,
+    ModelArgument,
     ModelOption,
     StopOption,
     SystemOption,
     ThreadsOption,
+    chosen_model,
 )
+from minfer.cli.parameters import token_limit
 from minfer.cli.sampling_options import with_sampling_options
 from minfer.engine import ChatOptions, Conversation, Model
 from minfer.errors import ParameterError
@@ -33,6 +36,7 @@ from minfer.settings import read_settings
 @reports_errors
 @with_sampling_options
 def chat(
+    model: ModelArgument = None,
     system: SystemOption = None,
     load: Annotated[
         str | None,
@@ -52,7 +56,8 @@ def chat(
         ),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", "-n", help="The longest answer; by default what the context holds.")
+        int | None,
+        typer.Option("--max-tokens", "-n", help="The longest answer; by default (or with -1) what the context holds."),
     ] = None,
     stop: StopOption = None,
     thinking: Annotated[
@@ -65,7 +70,7 @@ def chat(
         bool,
         typer.Option("--history/--no-history", help="Keep what is entered, and save the conversation as it goes on."),
     ] = True,
-    model: ModelOption = "default",
+    model_option: ModelOption = None,
     n_ctx: ContextOption = None,
     threads: ThreadsOption = None,
     backend: BackendOption = None,
@@ -82,6 +87,8 @@ def chat(
 
         minfer chat
 
+        minfer chat ./model.gguf
+
         minfer chat --continue
 
         printf 'Name a colour.\\nAnd another.\\n' | minfer chat --temperature 0
@@ -89,15 +96,16 @@ def chat(
     if load is not None and continues:
         raise ParameterError("--load and --continue each name a conversation: use one of them")
     options: dict[str, Any] = dict(sampling)
-    if max_tokens is not None:
-        options["max_tokens"] = max_tokens
     if stop:
         options["stop"] = stop
     if thinking is not None:
         options["template_variables"] = {"enable_thinking": thinking}
     spinner = Spinner("opening the model")
     try:
-        with open_model(model, n_ctx, threads, backend, cache_type, chat_template, spinner) as loaded:
+        name = chosen_model(model, model_option)
+        with open_model(name, n_ctx, threads, backend, cache_type, chat_template, spinner) as loaded:
+            if max_tokens is not None:
+                options["max_tokens"] = token_limit(max_tokens, loaded.n_ctx)
             loaded.tokenizer.apply_template(
                 [{"role": "user", "content": "Hello"}]
             )  # a model that can't chat says so now

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from minfer.cli.parameters import DEFAULTS, PARAMETERS, Kind, parse_value, shown_value
+from minfer.cli.parameters import DEFAULTS, OTHER_NAMES, PARAMETERS, Kind, parse_value, shown_value, token_limit
 from minfer.cli.reports import cache_line, stats_lines
 from minfer.engine import DEFAULT_MAX_TOKENS, ChatOptions
-from minfer.errors import ForeignFileError, ParameterError
+from minfer.errors import ForeignFileError, ParameterError, did_you_mean
 
 if TYPE_CHECKING:
     from minfer.cli.chat_loop import Chat
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 _SWITCHES: Mapping[str, bool] = MappingProxyType({"on": True, "off": False})
 _SETTINGS: Mapping[str, str] = MappingProxyType(
     {
-        "max_tokens": "the longest answer, in tokens",
+        "max_tokens": "the longest answer, in tokens; -1 is what the context holds",
         "stop": "end answers before this text; `none` for none",
         "context_shift": "on or off: drop the oldest turns when the context is full",
         "thinking": "on, off, or auto for what the chat template does by itself",
@@ -49,7 +48,7 @@ def run_command(chat: Chat, entry: str) -> None:
     name, _, argument = entry.partition(" ")
     command = COMMANDS.get(_ALIASES.get(name, name))
     if command is None:
-        meant = _guess(name, COMMANDS)
+        meant = did_you_mean(name, COMMANDS)
         raise ParameterError(f"there is no command {name}{meant}; /help lists them, // sends text that starts with a /")
     argument = argument.strip()
     if argument and not command.arguments:
@@ -107,11 +106,12 @@ def _load(chat: Chat, name: str) -> None:
 def _set(chat: Chat, text: str) -> None:
     name, _, value = text.partition(" ")
     name, value = name.replace("-", "_"), value.strip()
+    name = OTHER_NAMES.get(name, name)
     if not name:
         chat.say("\n".join(f"  {each} = {_current(chat, each)}" for each in (*_SETTINGS, *PARAMETERS)))
         return
     if name not in _SETTINGS and name not in PARAMETERS:
-        meant = _guess(name, (*_SETTINGS, *PARAMETERS))
+        meant = did_you_mean(name, (*_SETTINGS, *PARAMETERS))
         raise ParameterError(f"there is no parameter {name!r}{meant}; /set lists them")
     if not value:
         about = _SETTINGS[name] if name in _SETTINGS else PARAMETERS[name].help
@@ -135,7 +135,7 @@ def _change(chat: Chat, name: str, value: str) -> None:
         case "stop":
             conversation.set_options(stop=() if value == "none" else value)
         case "max_tokens":
-            conversation.set_options(max_tokens=_integer(name, value))
+            conversation.set_options(max_tokens=token_limit(_integer(name, value), chat.model.n_ctx))
         case _:
             parameter = PARAMETERS[name]
             texts = value.split() if parameter.kind is Kind.BIASES else [value]
@@ -235,12 +235,6 @@ def _integer(name: str, value: str) -> int:
         return int(value)
     except ValueError:
         raise ParameterError(f"{name} is {value!r}; it must be an integer") from None
-
-
-def _guess(name: str, names: Iterable[str]) -> str:
-    """What may have been meant."""
-    close = difflib.get_close_matches(name, names, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _shortened(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Protocol
 
-from minfer.cli.console import decoded
+from minfer.cli.stdin import InputError, decoded, is_closed
 
 _QUOTES = '"""'
 PROMPT, CONTINUATION = ">>> ", "... "
@@ -20,6 +20,7 @@ class Input(Protocol):
         Raises:
             KeyboardInterrupt: Ctrl-C.
             ParameterError: what was piped in is not UTF-8.
+            InputError: stdin can't be read.
         """
         ...
 
@@ -46,7 +47,12 @@ class LineInput:
     def _line(self, prompt: str) -> str | None:
         if self._shows_prompt:
             print(prompt, end="", file=sys.stderr, flush=True)  # noqa: T201
-        data = sys.stdin.buffer.readline()
+        try:
+            data = sys.stdin.buffer.readline()
+        except OSError as error:
+            if is_closed(error):
+                return None
+            raise InputError(error) from error
         return decoded(data).rstrip("\r\n") if data else None
 
 

@@ -11,9 +11,11 @@ from minfer.cli.chat_commands import run_command
 from minfer.cli.chat_input import Input
 from minfer.cli.chat_store import ChatStore
 from minfer.cli.chat_view import AnswerView
-from minfer.cli.console import Spinner, print_error
+from minfer.cli.console import Spinner, print_error, print_warning
 from minfer.cli.echo import silent_keyboard
 from minfer.cli.interrupts import Interrupts
+from minfer.cli.stdin import InputError
+from minfer.cli.streams import OutputError
 from minfer.engine import Conversation, Generation, Model, ProgressCallback, StopCause, TextStream
 from minfer.errors import MinferError, SessionFileError
 
@@ -64,6 +66,8 @@ class Chat:
                 if not self._is_interactive:
                     raise
                 self.say("(Ctrl-D or /exit leaves)")
+            except (InputError, OutputError):  # the next entry would meet the same
+                raise
             except MinferError as error:
                 self.has_failed = True
                 print_error(str(error))
@@ -112,7 +116,8 @@ class Chat:
             self.conversation.save(self._automatic, with_cache=False)
         except SessionFileError as error:
             self._saves = False
-            print_error(f"{error}; the conversation is no longer saved automatically")
+            self._automatic = None
+            print_warning(f"{error}; the conversation is no longer saved automatically")
 
     def _take(self, entry: str) -> None:
         text = entry.strip()

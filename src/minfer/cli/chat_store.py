@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -63,7 +64,8 @@ class ChatStore:
         """
         _make_private(self._automatic)
         for path in self._by_age()[: -(_N_AUTOMATIC - 1)]:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # then they stay; whether a new one can be written is what matters
+                path.unlink(missing_ok=True)
         return self._automatic / f"{_now()}-{os.getpid()}{_SUFFIX}"
 
     def latest(self) -> Path | None:
@@ -82,7 +84,11 @@ class ChatStore:
         return self.history
 
     def _by_age(self) -> list[Path]:
-        return sorted(self._automatic.glob(f"*{_SUFFIX}"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+        ages = []
+        for path in self._automatic.glob(f"*{_SUFFIX}"):
+            with suppress(OSError):  # another process drops old ones too
+                ages.append((path.stat().st_mtime_ns, path.name, path))
+        return [path for _, _, path in sorted(ages)]
 
 
 def _is_path(name: str) -> bool:
@@ -103,4 +109,5 @@ def _make_private(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise SessionFileError(directory, f"it can't be made: {error.strerror or error}") from error
+        why = error.strerror or str(error)
+        raise SessionFileError(directory, f"it can't be made: {why}; MINFER_CACHE_DIR names another") from error

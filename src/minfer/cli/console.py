@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import sys
 import threading
@@ -12,16 +11,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TextIO
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 import minfer
+from minfer.cli.streams import OutputError
+from minfer.cli.wording import as_options, with_context_option
 from minfer.errors import MinferError, MinferWarning, ParameterError
 
 EXIT_ERROR = 1
+EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_CLOSED_PIPE = 141
 _SILENT_S = 1.0
@@ -30,32 +31,49 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 P = ParamSpec("P")
 
 
+class UsageError(ParameterError):
+    """A command that can't be meant as it stands; the message shows one that can."""
+
+
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Makes a verb end as a user expects: `error: ...` and exit code 1 for anything that is not a bug of ours."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            with _plain_warnings():
-                command(*args, **kwargs)
-        except MinferError as error:
-            print_error(str(error))
-            raise typer.Exit(EXIT_ERROR) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(EXIT_INTERRUPTED) from None
-        except BrokenPipeError:
-            # Python would complain once more when it flushes stdout at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(EXIT_CLOSED_PIPE) from None
+        with ends_plainly(), _plain_warnings():
+            command(*args, **kwargs)
 
     return run
+
+
+@contextmanager
+def ends_plainly() -> Iterator[None]:
+    """Turns what is not a bug of ours into a message and an exit status.
+
+    Raises:
+        SystemExit: in place of those errors.
+    """
+    try:
+        yield
+    except MinferError as error:
+        if isinstance(error, OutputError) and error.reader_is_gone:
+            raise SystemExit(EXIT_CLOSED_PIPE) from None
+        print_error(as_options(str(error)))
+        raise SystemExit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR) from None
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None
 
 
 def print_error(message: str) -> None:
     """One message on stderr."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(
-        Text("error: ", style="bold red"), message, sep="", markup=False
+        Text("error: ", style="bold red"), with_context_option(message), sep="", markup=False
     )
+
+
+def print_warning(message: str) -> None:
+    """One line on stderr about something that works, but not as the user might expect."""
+    print(f"warning: {with_context_option(message)}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def write_text(text: str, end: str = "") -> None:
@@ -74,27 +92,6 @@ def printable(text: str) -> str:
     """Text from a model without control characters, which could move a terminal's cursor or worse; tabs and line
     breaks stay."""
     return _CONTROLS.sub("\ufffd", text)
-
-
-def read_stdin() -> str:
-    """All that is piped in.
-
-    Raises:
-        ParameterError: it is not UTF-8.
-    """
-    return decoded(sys.stdin.buffer.read())
-
-
-def decoded(data: bytes) -> str:
-    """Piped bytes as text.
-
-    Raises:
-        ParameterError: they are not UTF-8.
-    """
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ParameterError(f"stdin is not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
 class ProgressBar:
@@ -187,7 +184,8 @@ def open_model(
 
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Shows our own warnings as one line on stderr."""
+    """Shows our own warnings as one line on stderr, each once."""
+    told: set[str] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("always", MinferWarning)
         show = warnings.showwarning
@@ -201,7 +199,10 @@ def _plain_warnings() -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             if issubclass(category, MinferWarning):
-                print(f"warning: {message}", file=sys.stderr)  # noqa: T201
+                if str(message) in told:
+                    return
+                told.add(str(message))
+                print_warning(str(message))
             else:
                 show(message, category, filename, lineno, file, line)
 

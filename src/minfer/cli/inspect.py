@@ -9,14 +9,14 @@ import typer
 
 from minfer.backends import BACKEND_NAMES, Backend, make_backend
 from minfer.cli.console import ProgressBar, reports_errors, write_text
-from minfer.cli.run import MODEL_HELP
+from minfer.cli.options import ModelArgument, ModelOption, chosen_model
 from minfer.engine import CACHE_TYPES, parse_cache_type, position_bytes
 from minfer.engine.runtime import step_bounds
-from minfer.errors import ParameterError
+from minfer.errors import ParameterError, did_you_mean
 from minfer.gguf import GGUFArray, GGUFFile, open_gguf
 from minfer.graph import Graph, to_dot, to_json, to_text
 from minfer.hub import resolve_model
-from minfer.models import HParams, declare_graph
+from minfer.models import HParams, adapter_description, declare_graph
 from minfer.passes import PIPELINE, PassContext, run_passes
 from minfer.settings import read_settings
 
@@ -34,7 +34,7 @@ class GraphFormat(StrEnum):
 
 @reports_errors
 def inspect(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = "default",
+    model: ModelArgument = None,
     graph: Annotated[bool, typer.Option("--graph", help="Show the graph, as built and after each pass.")] = False,
     after: Annotated[
         str | None,
@@ -44,6 +44,7 @@ def inspect(
         GraphFormat, typer.Option("--format", help="With --graph: text, dot (Graphviz) or json.")
     ] = GraphFormat.TEXT,
     backend: Annotated[str | None, typer.Option(help="With --graph: the backend to lower for.")] = None,
+    model_option: ModelOption = None,
 ) -> None:
     """Show a model file: metadata, tensors, parameters, KV bytes a position; with --graph the compute graph.
 
@@ -58,7 +59,8 @@ def inspect(
     if not graph and (after is not None or graph_format is not GraphFormat.TEXT):
         raise ParameterError("--after and --format go with --graph")
     settings = read_settings()
-    with open_gguf(resolve_model(model, cache_dir=settings.cache_dir, progress=ProgressBar())) as file:
+    path = resolve_model(chosen_model(model, model_option), cache_dir=settings.cache_dir, progress=ProgressBar())
+    with open_gguf(path) as file:
         if graph:
             _, built = declare_graph(file, parse_cache_type(settings.cache_type))
             _show_graph(
@@ -71,6 +73,9 @@ def inspect(
 def _show_file(file: GGUFFile) -> None:
     lines = [f"{path} ({path.stat().st_size:,} bytes)" for path in file.paths]
     lines.append(f"GGUF v{file.version}, {len(file.metadata)} metadata keys, {len(file.tensors)} tensors")
+    adapter = adapter_description(file)
+    if adapter is not None:
+        lines.append(f"This is {adapter}: it changes a model, and is none by itself.")
     lines += ["", "metadata"]
     lines += [
         f"  {key} ({file.metadata.value_type(key).name.lower()}) = {_shown(file.metadata[key])}"
@@ -83,7 +88,7 @@ def _show_file(file: GGUFFile) -> None:
         lines.append(f"  {name:<{width}}  {info.ggml_type.name:<8} {shape:<16} {info.n_bytes:>14,} bytes")
     lines += ["", *_totals(file)]
     write_text("\n".join(lines), "\n")
-    if file.tensors:
+    if file.tensors and adapter is None:
         hparams, _ = declare_graph(file)
         write_text("\n".join(["", "parameters", *_hparam_lines(hparams)]), "\n")
 
@@ -131,7 +136,7 @@ def _hparam_lines(hparams: HParams) -> list[str]:
 def _show_graph(built: Graph, after: str | None, graph_format: GraphFormat, backend: Backend) -> None:
     names = ["built", *(name for name, _ in PIPELINE)]
     if after is not None and after not in names:
-        raise ParameterError(f"there is no pass {after!r}; there are {', '.join(names)}")
+        raise ParameterError(f"there is no pass {after!r}{did_you_mean(after, names)}; there are {', '.join(names)}")
     context = PassContext((backend,), step_bounds(_N_CTX_FOR_PLAN))
     if graph_format is not GraphFormat.TEXT and after is None:
         after = names[-1]

@@ -14,7 +14,9 @@ from prompt_toolkit.output import create_output
 
 from minfer.cli.chat_input import CONTINUATION, PROMPT, is_open, unquoted
 from minfer.cli.chat_store import ChatStore
-from minfer.cli.console import print_error
+from minfer.cli.console import print_warning
+from minfer.cli.stdin import undecoded
+from minfer.errors import ParameterError
 
 
 class TerminalInput:
@@ -40,9 +42,13 @@ class TerminalInput:
 
     def read(self) -> str | None:
         try:
-            return unquoted(self._session.prompt())
+            entry = self._session.prompt()
         except EOFError:
             return None
+        wrong = undecoded(entry)
+        if wrong is not None:
+            raise ParameterError(f"what was entered {wrong}")
+        return unquoted(entry)
 
 
 class _CommandCompleter(Completer):
@@ -80,11 +86,31 @@ def _keys() -> KeyBindings:
     return keys
 
 
+class _KeptHistory(FileHistory):
+    """A history that goes on without its file once that can't be written."""
+
+    _has_failed = False
+
+    def store_string(self, string: str) -> None:
+        if self._has_failed:
+            return
+        try:
+            super().store_string(string)
+        except OSError as error:
+            self._has_failed = True
+            print_warning(_unkept(self.filename, error))
+
+
 def _history(store: ChatStore | None) -> History:
     if store is None:
         return InMemoryHistory()
     try:
-        return FileHistory(str(store.prepare_history()))
+        return _KeptHistory(str(store.prepare_history()))
     except OSError as error:
-        print_error(f"the input history {store.history} can't be used: {error.strerror or error}")
+        print_warning(_unkept(store.history, error))
         return InMemoryHistory()
+
+
+def _unkept(file: object, error: OSError) -> str:
+    why = error.strerror or str(error)
+    return f"what is entered can't be kept in {file}: {why}; MINFER_CACHE_DIR names another directory"

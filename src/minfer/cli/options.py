@@ -6,10 +6,35 @@ from typing import Annotated
 
 import typer
 
+from minfer.cli.console import UsageError
+from minfer.cli.stdin import undecoded
+from minfer.hub import DEFAULT_MODEL_NAME
+
+
+def readable(texts: str | list[str] | None) -> str | list[str] | None:
+    """For the text of an argument: passes it on if it is one.
+
+    Raises:
+        BadParameter: it has bytes that are no UTF-8.
+    """
+    for text in [texts] if isinstance(texts, str) else texts or []:
+        wrong = undecoded(text)
+        if wrong is not None:
+            raise typer.BadParameter(f"it {wrong}")
+    return texts
+
+
 MODEL_HELP = "A path, `default`, the name of a model in the cache (see `minfer models`), or hf:owner/repo:file.gguf."
 MODEL_PANEL = "Model and cache"
 
-ModelOption = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP, rich_help_panel=MODEL_PANEL)]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", "-m", help=MODEL_HELP, rich_help_panel=MODEL_PANEL, show_default=DEFAULT_MODEL_NAME),
+]
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="The model; the same as --model.", show_default=False),
+]
 ContextOption = Annotated[
     int | None,
     typer.Option(
@@ -41,6 +66,21 @@ ChatTemplateOption = Annotated[
     ),
 ]
 StopOption = Annotated[
-    list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")
+    list[str] | None,
+    typer.Option("--stop", help="End the answer before this text; may be repeated.", callback=readable),
 ]
-SystemOption = Annotated[str | None, typer.Option("--system", "-s", help="A system message before the prompt.")]
+SystemOption = Annotated[
+    str | None, typer.Option("--system", "-s", help="A system message before the prompt.", callback=readable)
+]
+
+
+def chosen_model(argument: str | None, option: str | None) -> str:
+    """The model that a verb is given, by its first argument or by --model.
+
+    Raises:
+        UsageError: both are given, and differ.
+    """
+    if argument is not None and option is not None and argument != option:
+        raise UsageError(f"two models are given, {argument} and --model {option}: leave one out")
+    named = option if argument is None else argument
+    return DEFAULT_MODEL_NAME if named is None else named

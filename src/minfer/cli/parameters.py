@@ -36,10 +36,18 @@ class Parameter:
     short: str | None = None
     option: str | None = None
     """the option's name where it is not the parameter's"""
+    other_name: str | None = None
+    """one that other engines have for it"""
 
     @property
     def flag(self) -> str:
         return f"--{(self.option or self.name).replace('_', '-')}"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """All of them: the long one first."""
+        other = None if self.other_name is None else f"--{self.other_name.replace('_', '-')}"
+        return tuple(flag for flag in (self.flag, other, self.short) if flag is not None)
 
 
 _ALL = (
@@ -50,12 +58,16 @@ _ALL = (
         "0 always takes the likeliest token; higher is more varied.",
         short="-t",
     ),
-    Parameter("top_k", Kind.INTEGER, SAMPLING, "Choose among the k likeliest tokens; 0 is off."),
+    Parameter("top_k", Kind.INTEGER, SAMPLING, "Choose among the k likeliest tokens; 0 or -1 is off."),
     Parameter("top_p", Kind.REAL, SAMPLING, "Choose among the likeliest tokens that together reach p; 1 is off."),
     Parameter("min_p", Kind.REAL, SAMPLING, "Leave out tokens less than p times as likely as the likeliest; 0 is off."),
     Parameter("seed", Kind.INTEGER, SAMPLING, "The same seed gives the same answer; by default a random one."),
     Parameter(
-        "repetition_penalty", Kind.REAL, REPETITION, "Above 1 makes tokens that were there less likely; 1 is off."
+        "repetition_penalty",
+        Kind.REAL,
+        REPETITION,
+        "Above 1 makes tokens that were there less likely; 1 is off.",
+        other_name="repeat_penalty",
     ),
     Parameter(
         "frequency_penalty", Kind.REAL, REPETITION, "Makes a token less likely for each time it was there; 0 is off."
@@ -94,6 +106,14 @@ _ALL = (
 PARAMETERS: Mapping[str, Parameter] = MappingProxyType({parameter.name: parameter for parameter in _ALL})
 """All of them by name, in the order of the help."""
 
+OTHER_NAMES: Mapping[str, str] = MappingProxyType(
+    {parameter.other_name: parameter.name for parameter in _ALL if parameter.other_name is not None}
+)
+"""From names that other engines have to those of `PARAMETERS`."""
+
+# What other engines write for "off" and "random".
+_MINUS_ONE: Mapping[str, int | None] = MappingProxyType({"top_k": 0, "seed": None})
+
 DEFAULTS: Mapping[str, object] = MappingProxyType(
     {f.name: getattr(SamplingParams(), f.name) for f in fields(SamplingParams)}
 )
@@ -111,9 +131,14 @@ def parse_value(parameter: Parameter, texts: list[str]) -> object:
         case Kind.TEXTS:
             return tuple(texts)
         case Kind.NAMES:
-            return tuple(name.strip() for name in texts[-1].split(",") if name.strip())
+            return tuple(name.strip().replace("-", "_") for name in texts[-1].split(",") if name.strip())
         case Kind.BIASES:
             return dict(_bias(text) for text in texts)
+
+
+def token_limit(max_tokens: int, n_ctx: int) -> int:
+    """The longest answer in tokens: -1 stands for what the context holds."""
+    return n_ctx if max_tokens == -1 else max_tokens
 
 
 def shown_value(value: object) -> str:
@@ -131,6 +156,8 @@ def _number(parameter: Parameter, text: str) -> object:
     if parameter.name == "seed" and text == shown_value(None):
         return None
     try:
+        if parameter.name in _MINUS_ONE and int(text) == -1:
+            return _MINUS_ONE[parameter.name]
         return int(text) if parameter.kind is Kind.INTEGER else float(text)
     except ValueError:
         kind = "an integer" if parameter.kind is Kind.INTEGER else "a number"

@@ -7,9 +7,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from minfer.cli.console import Spinner, open_model, printable, read_stdin, reports_errors, write_text
+from minfer.cli.console import Spinner, open_model, printable, reports_errors, write_text
 from minfer.cli.options import (
-    MODEL_HELP,
     BackendOption,
     CacheTypeOption,
     ChatTemplateOption,
@@ -18,25 +17,42 @@ from minfer.cli.options import (
     StopOption,
     SystemOption,
     ThreadsOption,
+    chosen_model,
+    readable,
 )
+from minfer.cli.parameters import token_limit
+from minfer.cli.prompt_argument import check_prompt_argument
 from minfer.cli.reports import end_notice, stats_lines
 from minfer.cli.sampling_options import with_sampling_options
+from minfer.cli.stdin import FIRST_BYTE_S, read_stdin, read_stdin_beside_prompt
 from minfer.engine import DEFAULT_MAX_TOKENS, GenerateOptions, Model, Prompt, SampleStream, TextStream
 from minfer.errors import ParameterError
-
-__all__ = ["MODEL_HELP", "run"]
 
 
 @reports_errors
 @with_sampling_options
 def run(
+    context: typer.Context,
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="PROMPT", help="The prompt. `-`, or none with something piped in, reads it from stdin."),
+        typer.Argument(
+            metavar="PROMPT",
+            help="The prompt. What is piped in comes before it; `-` or none stands for that alone.",
+            callback=readable,
+        ),
     ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Stop after so many tokens.")] = (
-        DEFAULT_MAX_TOKENS
-    ),
+    stdin: Annotated[
+        bool | None,
+        typer.Option(
+            "--stdin/--no-stdin",
+            help="Beside a prompt: wait for stdin however long it takes, or leave it alone. By default it is read, "
+            f"unless it is a terminal or a pipe in which nothing comes for {FIRST_BYTE_S:g} s.",
+            show_default=False,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", help="Stop after so many tokens; -1: as many as the context holds.")
+    ] = (DEFAULT_MAX_TOKENS),
     stop: StopOption = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on when the model ends its answer.")] = False,
     system: SystemOption = None,
@@ -49,14 +65,15 @@ def run(
         typer.Option("--context-shift", help="With --raw: when the context is full, drop its older half and go on."),
     ] = False,
     n_samples: Annotated[
-        int | None, typer.Option("--n-samples", help="Give so many answers, generated together.", show_default=False)
+        int | None,
+        typer.Option("--n-samples", help="Give so many answers, generated together.", show_default=False, min=1),
     ] = None,
     best_of: Annotated[
         int | None,
-        typer.Option("--best-of", help="Generate so many answers, and give the likeliest.", show_default=False),
+        typer.Option("--best-of", help="Generate so many answers, and give the likeliest.", show_default=False, min=1),
     ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print counts and speed to stderr at the end.")] = False,
-    model: ModelOption = "default",
+    model: ModelOption = None,
     n_ctx: ContextOption = None,
     threads: ThreadsOption = None,
     backend: BackendOption = None,
@@ -73,13 +90,15 @@ def run(
 
         minfer run "Why is the sky blue?"
 
-        cat notes.txt | minfer run --system "Summarise in one sentence."
+        cat notes.txt | minfer run "Summarise this in one sentence."
 
         minfer run --raw "Once upon a time" --max-tokens 50 --temperature 0
 
         minfer run "A name for a cat?" --n-samples 5
     """
-    text = _read_prompt(prompt)
+    if prompt is not None:
+        check_prompt_argument(prompt, context.args, model_is_given=model is not None)
+    text = _read_prompt(prompt, stdin)
     for option, value in (("--system", system), ("--chat-template", chat_template)):
         if raw and value is not None:
             raise ParameterError(f"{option} is for the chat template, which --raw leaves out: use one of them")
@@ -90,11 +109,13 @@ def run(
     if n_samples is not None and best_of is not None:
         raise ParameterError("--n-samples shows every answer, and --best-of one: use one of them")
     asked: Prompt = text if raw else _messages(text, system)
-    given = {"max_tokens": max_tokens, "stop": stop or [], "ignore_eos": ignore_eos, "special": special, **sampling}
+    given = {"stop": stop or [], "ignore_eos": ignore_eos, "special": special, **sampling}
     options = cast(GenerateOptions, given)
     spinner = Spinner("opening the model")
     try:
-        with open_model(model, n_ctx, threads, backend, cache_type, chat_template, spinner) as loaded:
+        name = chosen_model(None, model)
+        with open_model(name, n_ctx, threads, backend, cache_type, chat_template, spinner) as loaded:
+            options["max_tokens"] = token_limit(max_tokens, loaded.n_ctx)
             options["progress"] = lambda n, total: spinner.update(f"reading the prompt: {n} of {total} tokens")
             n = n_samples if best_of is None else best_of
             if n is None:
@@ -108,17 +129,20 @@ def run(
         spinner.stop()
 
 
-def _read_prompt(prompt: str | None) -> str:
-    if prompt is not None and prompt != "-":
+def _read_prompt(prompt: str | None, stdin: bool | None) -> str:
+    if prompt is None or prompt == "-":
+        if prompt is None and (stdin is False or (stdin is None and sys.stdin.isatty())):
+            raise ParameterError('there is no prompt: minfer run "PROMPT", or pipe one in (see minfer run --help)')
+        return read_stdin()
+    if stdin is False:
         return prompt
-    if prompt is None and sys.stdin.isatty():
-        raise ParameterError('there is no prompt: minfer run "PROMPT", or pipe one in (see minfer run --help)')
-    return read_stdin()
+    piped = (read_stdin() if stdin else read_stdin_beside_prompt()).rstrip("\r\n")
+    return f"{piped}\n\n{prompt}" if piped.strip() else prompt
 
 
 def _messages(text: str, system: str | None) -> list[dict[str, str]]:
     if not text.strip():
-        raise ParameterError("the prompt is empty")
+        raise ParameterError('the prompt is empty; give one as in minfer run "PROMPT", or pipe one in')
     before = [] if system is None else [{"role": "system", "content": system}]
     return [*before, {"role": "user", "content": text}]
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from minfer.cli.options import readable
 from minfer.cli.parameters import DEFAULTS, PARAMETERS, Kind, Parameter, parse_value, shown_value
 
 _TYPES: dict[Kind, Any] = {
@@ -45,7 +46,8 @@ def _options() -> Iterator[inspect.Parameter]:
     for name, parameter in PARAMETERS.items():
         default = DEFAULTS[name]
         option = typer.Option(
-            *(flag for flag in (parameter.flag, parameter.short) if flag),
+            *parameter.flags,
+            callback=readable if parameter.kind is Kind.TEXTS else None,
             help=parameter.help,
             rich_help_panel=parameter.panel,
             show_default=shown_value(default) if default not in (None, {}) else False,

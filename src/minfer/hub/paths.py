@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from minfer.errors import SettingsError
+
 GGUF_SUFFIX = ".gguf"
 HUGGING_FACE_PREFIX = "hf:"
 
@@ -41,7 +43,19 @@ def repository_dir(cache_dir: Path, repo_id: str) -> Path:
 
 
 def cached_models(cache_dir: Path) -> tuple[CachedModel, ...]:
-    """The models in the cache, by name; none if there is no cache yet."""
+    """The models in the cache, by name; none if there is no cache yet.
+
+    Raises:
+        SettingsError: it can't be read.
+    """
+    try:
+        return _cached_models(cache_dir)
+    except OSError as error:
+        where, why = error.filename or models_dir(cache_dir), error.strerror or error
+        raise SettingsError(f"the cache can't be read: {where}: {why}; MINFER_CACHE_DIR names another") from error
+
+
+def _cached_models(cache_dir: Path) -> tuple[CachedModel, ...]:
     directory = models_dir(cache_dir)
     own = [CachedModel(path.stem, path, path.stat().st_size) for path in gguf_files(directory)]
     hub = _hugging_face_dir(cache_dir)
@@ -51,6 +65,12 @@ def cached_models(cache_dir: Path) -> tuple[CachedModel, ...]:
         for path in _gguf_files_below(repository)
     ]
     return tuple(sorted((*own, *fetched), key=lambda model: model.name))
+
+
+def unstored(file_name: str, directory: Path, error: OSError) -> str:
+    """Says that a file could not be put into a directory of the cache, and what to do."""
+    why = error.strerror or str(error)
+    return f"{file_name} could not be stored in {directory}: {why}; MINFER_CACHE_DIR names another directory"
 
 
 def gguf_files(directory: Path) -> tuple[Path, ...]:

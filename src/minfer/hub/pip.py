@@ -5,6 +5,7 @@ It is pip's work because pip knows the user's package index, proxy and certifica
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import tempfile
@@ -26,6 +27,7 @@ def download_wheel(
 
     Raises:
         DownloadError: pip is not there, or failed; with its reason.
+        OSError: there is no room for the wheel.
     """
     directory = scratch / "wheel"
     command = [*pip_command, "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--quiet"]
@@ -47,6 +49,8 @@ def download_wheel(
         messages.seek(0)
         words = messages.read().decode(errors="replace").strip()
     if return_code != 0:
+        if os.strerror(errno.ENOSPC) in words:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise DownloadError(_reason(requirement, pip_command, words or f"it exited with status {return_code}"))
     wheels = list(directory.glob("*.whl"))
     if len(wheels) != 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minfer.errors import ModelNotFoundError, ParameterError
+from minfer.errors import ModelNotFoundError, ParameterError, did_you_mean
 from minfer.hub.default_model import DEFAULT_MODEL_NAME, fetch_default_model
 from minfer.hub.hugging_face import HUGGING_FACE_SYNTAX, fetch_from_hugging_face, parse_hugging_face_name
 from minfer.hub.paths import GGUF_SUFFIX, HUGGING_FACE_PREFIX, CachedModel, cached_models, gguf_files, models_dir
@@ -28,6 +28,7 @@ def resolve_model(name: str | Path, *, cache_dir: Path, progress: Progress | Non
         ParameterError: the name is empty, or neither text nor a path, or begins with `hf:` and has the wrong form.
         ModelNotFoundError: no model goes by the name; lists what was tried, and the names in the cache.
         DownloadError: the download failed; with the reason.
+        SettingsError: the cache can't be read.
     """
     if name == "":
         raise ParameterError(f"the model's name is empty; give {_possible_names()}")
@@ -53,7 +54,8 @@ def resolve_model(name: str | Path, *, cache_dir: Path, progress: Progress | Non
         several = f": it may be {' or '.join(model.name for model in fitting)}" if fitting else ": no such name"
         tried.append(f"the cache {models_dir(cache_dir)}{several}")
     names = ", ".join(model.name for model in models) or "none yet"
-    raise ModelNotFoundError(str(name), tried, f"models in the cache: {names}\na model is given by {_possible_names()}")
+    hint = f"models in the cache: {names}{_meant(str(name), models)}\n"
+    raise ModelNotFoundError(str(name), tried, f"{hint}a model is given by {_possible_names()}")
 
 
 def _possible_names() -> str:
@@ -61,6 +63,16 @@ def _possible_names() -> str:
         f"the path of a GGUF file, the name of a model in the cache, {HUGGING_FACE_SYNTAX}, "
         f"or {DEFAULT_MODEL_NAME} for the default model"
     )
+
+
+def _meant(name: str, models: tuple[CachedModel, ...]) -> str:
+    try:
+        beside = [str(file) for file in gguf_files(Path(name).parent)]
+    except OSError:  # no permission to look
+        beside = []
+    if f"{name}{GGUF_SUFFIX}" in beside:
+        return f" (did you mean {name}{GGUF_SUFFIX}?)"
+    return did_you_mean(name, (DEFAULT_MODEL_NAME, *(model.name for model in models), *beside))
 
 
 def _fitting(name: str, models: tuple[CachedModel, ...]) -> list[CachedModel]:

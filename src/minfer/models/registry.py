@@ -9,6 +9,7 @@ from typing import Final
 from minfer.errors import UnsupportedError
 from minfer.gguf import GGUFFile
 from minfer.graph import Graph, verify
+from minfer.models.adapter import refuse_adapter
 from minfer.models.declaration import Architecture, Declaration, KVTypes
 from minfer.models.hparams import HParams, read_hparams
 from minfer.models.llama import LLAMA
@@ -32,8 +33,9 @@ def declare_graph(
 
     Raises:
         UnsupportedError: an architecture that is not among them, or a model that asks for more than is built for it.
-        ModelError: the file does not fit together.
+        ModelError: the file does not fit together, or is an adapter.
     """
+    refuse_adapter(file)
     name = file.metadata.get_str("general.architecture")
     if name not in architectures:
         raise UnsupportedError(f"architecture {name!r}", architectures)

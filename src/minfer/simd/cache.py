@@ -4,6 +4,8 @@ An entry's name is a hash of all that decides its bytes: the sources of the kern
 of LLVM and llvmlite, the target with its CPU and features, and the caller's key for the module. Entries appear whole
 (written under another name, then renamed) and carry a checksum, so that processes may share the directory and be
 killed at any time. Loading an entry runs it: the directory must belong to the user, and nobody else may write to it.
+Where nothing can be kept (a file system that is full or read-only, no home directory), that is told, and kernels are
+compiled at every start.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ import os
 import stat
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from minfer.errors import MinferWarning
 from minfer.simd import llvm
-from minfer.simd.compile import NativeModule, compile_to_object, load_object
+from minfer.simd.compile import NativeModule, compile_kernels, compile_to_object, load_object
 from minfer.simd.errors import ObjectCacheError
 from minfer.simd.ir import KernelIR
 from minfer.simd.signature import Signature
@@ -51,16 +55,16 @@ class ObjectCache:
         return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
     def load(self, key: str) -> tuple[bytes, tuple[Signature, ...]] | None:
-        """The object and the signatures of an entry; `None` where there is none, or a damaged one.
+        """The object and the signatures of an entry; `None` where there is none that may be read, or a damaged one.
 
         Raises:
-            ObjectCacheError: the entry belongs to another user, or can't be read.
+            ObjectCacheError: the entry belongs to another user, or is none, such as a link.
         """
         path = self._path(key)
         try:
             # Without following links: an entry is a file of this directory.
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):  # what another user left in our directory can be replaced
             return None
         except OSError as error:
             raise ObjectCacheError(f"{path} can't be read: {error}; remove it") from error
@@ -78,20 +82,17 @@ class ObjectCache:
         """Keeps an object. Whoever reads meanwhile sees the old entry, or none, or the new one: never a part.
 
         Raises:
-            ObjectCacheError: the directory can't be written to.
+            OSError: the directory can't be written to; then nothing is left in it.
         """
         path = self._path(key)
+        descriptor, temporary = tempfile.mkstemp(suffix=_TEMPORARY_SUFFIX, prefix=f"{key}.", dir=self.directory)
         try:
-            descriptor, temporary = tempfile.mkstemp(suffix=_TEMPORARY_SUFFIX, prefix=f"{key}.", dir=self.directory)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(_encode(key, image, signatures))
-                _replace(temporary, path)
-            except BaseException:
-                Path(temporary).unlink(missing_ok=True)
-                raise
-        except OSError as error:
-            raise ObjectCacheError(f"the compiled kernels can't be kept in {self.directory}: {error}") from error
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(_encode(key, image, signatures))
+            _replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
         self._drop_old()
 
     def _path(self, key: str) -> Path:
@@ -102,47 +103,57 @@ class ObjectCache:
         entries: list[tuple[float, Path]] = []
         for path in self.directory.iterdir():
             # Other processes drop entries too.
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 changed = path.stat().st_mtime
                 if path.suffix == _SUFFIX:
                     entries.append((changed, path))
                 elif path.suffix == _TEMPORARY_SUFFIX and now - changed > _ABANDONED_AFTER_S:
                     path.unlink()
         for _, path in sorted(entries, reverse=True)[_MAX_ENTRIES:]:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
-def open_cache(directory: Path, source_digest: str) -> ObjectCache:
-    """The cache in a directory, which is made, private to the user, where there is none.
+def open_cache(directory: Path, source_digest: str) -> ObjectCache | None:
+    """The cache in a directory, which is made, private to the user, where there is none. None, with a warning, where it
+    can't be made.
 
     Raises:
-        ObjectCacheError: the directory belongs to another user or others can write to it, or it can't be made.
+        ObjectCacheError: the directory belongs to another user, or others can write to it.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_private(directory, directory.stat())
+        status = directory.stat()
     except OSError as error:
-        raise ObjectCacheError(f"no directory for compiled kernels at {directory}: {error}") from error
+        _warn_unkept(directory, error)
+        return None
+    _check_private(directory, status)
     return ObjectCache(directory, source_digest)
 
 
 def load_or_compile(
-    module_key: str, build: Callable[[], Iterable[KernelIR]], target: Target, cache: ObjectCache
+    module_key: str, build: Callable[[], Iterable[KernelIR]], target: Target, cache: ObjectCache | None
 ) -> NativeModule:
-    """The module of that key: from the cache, or traced by `build`, compiled and kept.
+    """The module of that key: from the cache, or traced by `build`, compiled and kept. What can't be kept is told by a
+    warning, and used all the same.
 
     `module_key` must name everything that `build` depends on besides the sources: sizes, types, names.
 
     Raises:
         CompileError: LLVM refuses the module.
-        ObjectCacheError: the cache can't be used.
+        ObjectCacheError: the cache can't be trusted.
     """
+    if cache is None:
+        return compile_kernels(build(), target)
     key = cache.key(module_key, target)
     entry = cache.load(key)
     if entry is not None:
         return load_object(*entry, target, from_cache=True)
     image, signatures = compile_to_object(build(), target)
-    cache.store(key, image, signatures)
+    try:
+        cache.store(key, image, signatures)
+    except OSError as error:
+        _warn_unkept(cache.directory, error)
     return load_object(image, signatures, target, from_cache=False)
 
 
@@ -158,6 +169,17 @@ def digest_of_package(*directories: Path) -> str:
     return digest.hexdigest()
 
 
+def _warn_unkept(directory: Path, error: OSError) -> None:
+    # The same words for every module, so that a process says it once.
+    why = error.strerror or str(error)
+    warnings.warn(
+        f"compiled kernels can't be kept in {directory}: {why}; they are compiled again at every start "
+        "(MINFER_CACHE_DIR names another directory)",
+        MinferWarning,
+        stacklevel=1,
+    )
+
+
 def _check_private(path: Path, status: os.stat_result) -> None:
     # Windows keeps other users out by the access list of the profile, which these numbers don't show.
     if os.name == "nt":
@@ -165,7 +187,7 @@ def _check_private(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
         raise ObjectCacheError(
             f"{path} belongs to user {status.st_uid}, and compiled kernels are run as user {os.geteuid()}: "
-            "remove it, or choose another cache directory"
+            "remove it, or name another cache directory by MINFER_CACHE_DIR"
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ObjectCacheError(

@@ -5,7 +5,7 @@ MinferError
 │   ├── TraceError        the Python function uses the language wrongly; raised while it traces
 │   ├── CompileError      LLVM refuses the module
 │   └── InterpretError    the interpreter met what compiled code must never meet, such as an access out of bounds
-└── ObjectCacheError      the directory for compiled objects can't be trusted or can't be used
+└── ObjectCacheError      the directory for compiled objects can't be trusted
 """
 
 from __future__ import annotations
@@ -49,4 +49,4 @@ class InterpretError(KernelError):
 
 
 class ObjectCacheError(MinferError):
-    """The directory for compiled objects is not private to the user, or can't be written."""
+    """The directory for compiled objects, or an entry of it, is not private to the user."""
