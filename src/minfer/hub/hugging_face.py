@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ from minfer.hub.paths import GGUF_SUFFIX, HUGGING_FACE_PREFIX, repository_dir
 from minfer.hub.progress import Progress
 
 HUGGING_FACE_SYNTAX = f"{HUGGING_FACE_PREFIX}owner/repo:file{GGUF_SUFFIX}"
+
+_UNCHECKED = ".unchecked"
+"""A folder beside a repository's files; what a dot begins is not looked through for models."""
 
 _SYNTAX = re.compile(
     re.escape(HUGGING_FACE_PREFIX) + r"(?P<repo_id>[\w-][\w.-]*/[\w-][\w.-]*):(?P<file>[^:\\]+)", re.ASCII
@@ -24,6 +29,9 @@ class HuggingFaceFile:
 
     repo_id: str
     file: str
+
+    def __str__(self) -> str:
+        return f"{HUGGING_FACE_PREFIX}{self.repo_id}:{self.file}"
 
 
 def parse_hugging_face_name(name: str) -> HuggingFaceFile:
@@ -41,8 +49,15 @@ def parse_hugging_face_name(name: str) -> HuggingFaceFile:
     return HuggingFaceFile(match["repo_id"], match["file"])
 
 
-def fetch_from_hugging_face(wanted: HuggingFaceFile, cache_dir: Path, progress: Progress | None = None) -> Path:
+def fetch_from_hugging_face(
+    wanted: HuggingFaceFile,
+    cache_dir: Path,
+    progress: Progress | None = None,
+    check: Callable[[Path], None] | None = None,
+) -> Path:
     """The file in the cache; downloaded if it is not there.
+
+    What has arrived takes its place when `check` has seen it and raised nothing; if it raises, the file is removed.
 
     A file that is there is used without asking the Hub for a newer one: minfer starts without a network. Delete it to
     get a newer one. An interrupted download is resumed by the next.
@@ -60,9 +75,10 @@ def fetch_from_hugging_face(wanted: HuggingFaceFile, cache_dir: Path, progress: 
     from huggingface_hub import errors
 
     where = f"https://huggingface.co/{wanted.repo_id}"
+    arrives_in = directory if check is None else directory / _UNCHECKED
     try:
         path = huggingface_hub.hf_hub_download(
-            wanted.repo_id, wanted.file, local_dir=directory, tqdm_class=_progress_bar_class(wanted.file, progress)
+            wanted.repo_id, wanted.file, local_dir=arrives_in, tqdm_class=_progress_bar_class(wanted.file, progress)
         )
     except errors.GatedRepoError as error:
         raise DownloadError(
@@ -83,7 +99,22 @@ def fetch_from_hugging_face(wanted: HuggingFaceFile, cache_dir: Path, progress: 
         raise DownloadError(f"{wanted.repo_id} has no file {wanted.file}; its files are listed at {where}") from error
     except Exception as error:  # whatever it is, the user needs to know what failed, and the cause is kept
         raise DownloadError(f"{wanted.file} could not be downloaded from {where}: {error}") from error
-    return Path(path)
+    if check is not None:
+        _take(Path(path), target, check)
+    return target
+
+
+def _take(arrived: Path, target: Path, check: Callable[[Path], None]) -> None:
+    try:
+        try:
+            check(arrived)
+        except DownloadError:
+            arrived.unlink()
+            raise
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(arrived, target)
+    except OSError as error:
+        raise DownloadError(f"{target.name} could not be stored in {target.parent}: {error}") from error
 
 
 def _progress_bar_class(file: str, progress: Progress | None) -> Any:
