@@ -19,6 +19,7 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 import minfer
+from minfer.cli.fetching import fetch_model
 from minfer.errors import MinferError, MinferWarning, ParameterError
 
 EXIT_ERROR = 1
@@ -175,7 +176,8 @@ def open_model(
     Raises:
         MinferError: as `minfer.load`.
     """
-    return minfer.load(name, n_ctx, threads, backend, cache_type, progress=_Exclusive(ProgressBar(), spinner))
+    progress = _Exclusive(ProgressBar(), spinner)
+    return minfer.load(fetch_model(name, progress), n_ctx, threads, backend, cache_type, progress=progress)
 
 
 @contextmanager

@@ -6,7 +6,10 @@ from typing import Annotated
 
 import typer
 
-MODEL_HELP = "A path, `default`, the name of a model in the cache (see `minfer models`), or hf:owner/repo:file.gguf."
+MODEL_HELP = (
+    "A path, `default`, the name of a model in the cache (see `minfer models`), hf:owner/repo:file.gguf, or a name "
+    "that `minfer models --available` lists."
+)
 MODEL_PANEL = "Model and cache"
 
 ModelOption = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP, rich_help_panel=MODEL_PANEL)]

@@ -10,12 +10,11 @@ import typer
 
 import minfer
 from minfer.cli.console import ProgressBar, reports_errors
+from minfer.cli.fetching import fetch_model
 from minfer.cli.options import MODEL_HELP, BackendOption, CacheTypeOption, ContextOption, ThreadsOption
 from minfer.engine import BatchEngine
 from minfer.engine.runtime import MAX_OUTPUTS_PER_STEP
 from minfer.errors import ParameterError
-from minfer.hub import resolve_model
-from minfer.settings import read_settings
 
 _PARALLEL = 8
 _QUEUE = 64
@@ -89,7 +88,7 @@ def serve(
     # The web libraries take half a second to import, which no other verb should wait for.
     from minfer.serve import Limits, Server, ServerConfig, configure_logging, create_app, listen
 
-    path = resolve_model(model, cache_dir=read_settings().cache_dir, progress=ProgressBar())
+    path = fetch_model(model, ProgressBar())
     name = path.stem
     as_given = () if model == name or Path(model) == path else (model,)
     config = ServerConfig(

@@ -255,7 +255,7 @@ class Conversation(Unpicklable):
 
     def _checked(self, options: ChatOptions) -> ChatOptions:
         check_options(options, ChatOptions)
-        self._samplers.answer(make_request(options, (), continues_text=False))
+        self._samplers.answer(make_request(options, self._samplers.defaults, (), continues_text=False))
         return options
 
     def _context(self, options: ChatOptions) -> ChatContext:
@@ -267,7 +267,7 @@ class Conversation(Unpicklable):
         merged: ChatOptions = {**self._options, **options}
         context = self._context(merged)
         fitted = context.fit(self._state.transcript, messages, self._state.n_forgotten)
-        request = make_request(merged, fitted.transcript.tokens, continues_text=False)
+        request = make_request(merged, self._samplers.defaults, fitted.transcript.tokens, continues_text=False)
         sampler = self._sampler(request.sampling, starts_anew="seed" in options)
         answer = self._samplers.answer(request, sampler)
         answer.work.n_dropped_tokens = fitted.n_dropped
