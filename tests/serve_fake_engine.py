@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from minfer.engine import StopCause
+from minfer.engine import DefaultSampling, StopCause
 from minfer.engine.stops import StopMatcher
 from minfer.errors import ContextError, ParameterError
 from minfer.serve.engine_protocol import (
@@ -87,6 +87,7 @@ class FakeEngine:
     """See the module."""
 
     model_name = "fake"
+    default_sampling = DefaultSampling()
 
     def __init__(
         self,

@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 
 import minfer
+from minfer.hub import DEFAULT_MODEL, KNOWN_MODELS, known_model_path
 from minfer.passes import PIPELINE
+from recommending import recommending
 
 
 def test_a_file_is_shown(cli, tiny: Path) -> None:
@@ -66,3 +68,43 @@ def test_the_command_itself(cli) -> None:
     assert "run" in cli("--help").stdout
     assert "--temperature" in cli("run", "--help").stdout
     assert cli("frobnicate").returncode == 2
+
+
+def test_the_models_that_a_name_fetches(cli) -> None:
+    done = cli("models", "--available")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3 * len(KNOWN_MODELS)
+    for index, model in enumerate(KNOWN_MODELS):
+        name, source, checksum = lines[3 * index : 3 * index + 3]
+        assert name.split()[:3] == [model.name, f"{model.n_bytes / 1e6:,.1f}", "MB"]
+        assert model.licence in name
+        assert str(model.source) in source
+        assert checksum.split() == ["sha256", model.sha256]
+    assert "`default`" in lines[0]
+    assert "in the cache" not in done.stdout
+
+
+def test_a_model_in_the_cache_is_marked(cli, tmp_path: Path) -> None:
+    path = known_model_path(DEFAULT_MODEL, tmp_path)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"")
+    marked = [
+        line
+        for line in cli("models", "--available", MINFER_CACHE_DIR=str(tmp_path)).stdout.splitlines()
+        if "in the cache" in line
+    ]
+    assert [line.split()[0] for line in marked] == [DEFAULT_MODEL.name]
+
+
+def test_who_recommends_the_sampling_is_shown(cli, tiny: Path, tmp_path: Path) -> None:
+    done = cli("inspect", tiny)
+    want = (
+        "temperature 0.8, top_k 40, top_p 0.95, min_p 0.05 (minfer's defaults; nobody recommends others for this model)"
+    )
+    assert want in done.stdout
+    file = recommending(tiny, tmp_path / "recommending.gguf", temperature=0.6, top_p=0.95)
+    done = cli("inspect", file)
+    assert "temperature 0.6, top_p 0.95 (recommended by the model's file)" in done.stdout
+    assert "general.sampling.temp (float32) = 0.6" in done.stdout
+    assert "general.sampling.top_p (float32) = 0.9" in done.stdout

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import minfer
+from recommending import recommending
 from tiny_load import tiny_path
 from tiny_models import write_unknown_architecture
 
@@ -68,6 +69,25 @@ def test_stats_show_the_pipeline_the_cache_and_what_was_dropped(cli, tiny: Path)
     )
     assert "generated: 60 tokens; finish: length (max_tokens)" in done.stderr
     assert "dropped from the context: 36 tokens" in done.stderr
+
+
+def test_stats_tell_who_recommends_what_was_used(cli, tiny: Path, tmp_path: Path) -> None:
+    file = recommending(tiny, tmp_path / "recommending.gguf", temperature=0.6, top_k=20)
+    run = ("run", "hello", "--raw", "-m", file, "-n", "4", "--stats")
+    by_file = "recommended by the model's file"
+    assert f"temperature -> draw; temperature 0.6, top_k 20 {by_file}\n" in cli(*run).stderr
+    assert f"; temperature 0.6 {by_file}\n" in cli(*run, "--top-k", "5").stderr
+    samples = cli(*run, "--n-samples", "2").stderr
+    assert samples.count(f"; temperature 0.6, top_k 20 {by_file}\n") == 2
+    assert "recommended" not in cli(*run, "--temperature", "0").stderr
+
+
+def test_a_recommendation_that_can_t_be_used_is_a_warning(cli, tiny: Path, tmp_path: Path) -> None:
+    file = recommending(tiny, tmp_path / "recommending.gguf", temperature=-3)
+    done = cli("run", "hello", "--raw", "-m", file, *GREEDY)
+    assert done.returncode == 0
+    assert "warning: recommending.gguf recommends a sampling that can't be used" in done.stderr
+    assert "general.sampling.temp: temperature is -3.0" in done.stderr
 
 
 def test_every_sampling_parameter_reaches_the_sampler(cli, tiny: Path) -> None:

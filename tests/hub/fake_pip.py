@@ -3,6 +3,7 @@
 deliver WHEEL     copies the wheel to DIR, and notes the call in WHEEL.log
 words TEXT        says TEXT on its standard error, and fails
 hang FIFO         leaves half a wheel and says its process id on FIFO, and unless it is ended, that it has survived
+index DIR         copies DIR/NAME.whl for the requirement NAME==VERSION, and notes the requirement in DIR/log
 gate FIFO:WHEEL   delivers as soon as something is written to FIFO
 """
 
@@ -31,6 +32,12 @@ def main(behaviour: str, argument: str, *pip_arguments: str) -> int:
             fifo.flush()
             time.sleep(60)
             fifo.write("survived\n")
+        return 0
+    if behaviour == "index":
+        with open(Path(argument) / "log", "a") as log:
+            log.write(f"{pip_arguments[-1]}\n")
+        destination.mkdir(parents=True)
+        shutil.copy(Path(argument) / f"{pip_arguments[-1].partition('==')[0]}.whl", destination)
         return 0
     if behaviour == "gate":
         fifo_name, _, argument = argument.partition(":")

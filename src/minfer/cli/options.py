@@ -24,7 +24,10 @@ def readable(texts: str | list[str] | None) -> str | list[str] | None:
     return texts
 
 
-MODEL_HELP = "A path, `default`, the name of a model in the cache (see `minfer models`), or hf:owner/repo:file.gguf."
+MODEL_HELP = (
+    "A path, `default`, the name of a model in the cache (see `minfer models`), hf:owner/repo:file.gguf, or a name "
+    "that `minfer models --available` lists."
+)
 MODEL_PANEL = "Model and cache"
 
 ModelOption = Annotated[

@@ -163,7 +163,7 @@ def _show(model: Model, stream: TextStream, spinner: Spinner, stats: bool) -> No
         result = stream.result
         if ended or result.text:
             write_text("" if result.text.endswith("\n") else "\n")
-        _report(stats_lines(model, result, stream.stages) if stats else [end_notice(result)])
+        _report(stats_lines(model, result, stream.stages, stream.sampling) if stats else [end_notice(result)])
 
 
 def _show_samples(model: Model, samples: SampleStream, spinner: Spinner, *, only_best: bool, stats: bool) -> None:
@@ -183,7 +183,7 @@ def _show_samples(model: Model, samples: SampleStream, spinner: Spinner, *, only
                 write_text(f"--- {index + 1} of {len(results)}, seed {result.stats.seed}", "\n")
             text = printable(result.text) if sys.stdout.isatty() else result.text
             write_text(text, "" if result.text.endswith("\n") else "\n")
-            _report(stats_lines(model, result, samples.stages) if stats else [end_notice(result)])
+            _report(stats_lines(model, result, samples.stages, samples.sampling) if stats else [end_notice(result)])
 
 
 def _report(lines: list[str]) -> None:

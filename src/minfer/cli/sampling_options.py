@@ -20,6 +20,9 @@ _TYPES: dict[Kind, Any] = {
     Kind.BIASES: list[str] | None,
 }
 
+_USUALLY_RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""A file may recommend some more, which few do."""
+
 
 def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a verb the options; they come as its keyword argument `sampling`, a dict of those that were given."""
@@ -50,10 +53,15 @@ def _options() -> Iterator[inspect.Parameter]:
             callback=readable if parameter.kind is Kind.TEXTS else None,
             help=parameter.help,
             rich_help_panel=parameter.panel,
-            show_default=shown_value(default) if default not in (None, {}) else False,
+            show_default=_shown_default(name, default) if default not in (None, {}) else False,
         )
         annotation: Any = Annotated.__class_getitem__((_TYPES[parameter.kind], option))  # type: ignore[attr-defined]
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _shown_default(name: str, default: object) -> str:
+    shown = shown_value(default)
+    return f"the model's own, or else {shown}" if name in _USUALLY_RECOMMENDED else shown
 
 
 def _value(parameter: Parameter, given: object) -> object:

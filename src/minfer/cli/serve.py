@@ -10,6 +10,7 @@ import typer
 
 import minfer
 from minfer.cli.console import ProgressBar, reports_errors
+from minfer.cli.fetching import fetch_model
 from minfer.cli.options import (
     BackendOption,
     CacheTypeOption,
@@ -23,8 +24,6 @@ from minfer.cli.options import (
 from minfer.engine import BatchEngine
 from minfer.engine.runtime import MAX_OUTPUTS_PER_STEP
 from minfer.errors import ParameterError
-from minfer.hub import resolve_model
-from minfer.settings import read_settings
 
 _PARALLEL = 8
 _QUEUE = 64
@@ -101,7 +100,7 @@ def serve(
     from minfer.serve import Limits, Server, ServerConfig, configure_logging, create_app, listen
 
     named = chosen_model(model, model_option)
-    path = resolve_model(named, cache_dir=read_settings().cache_dir, progress=ProgressBar())
+    path = fetch_model(named, ProgressBar())
     name = path.stem
     as_given = () if named == name or Path(named) == path else (named,)
     config = ServerConfig(

@@ -19,10 +19,17 @@ from minfer.engine.batch_types import (
 )
 from minfer.engine.cache_types import CACHE_TYPES, parse_cache_type, position_bytes
 from minfer.engine.conversation import Conversation
+from minfer.engine.default_sampling import RECOMMENDABLE, DefaultSampling, SamplingSource, default_sampling
 from minfer.engine.generation import TextStream
 from minfer.engine.loading import load, load_tokenizer
 from minfer.engine.model import Model
-from minfer.engine.options import DEFAULT_MAX_TOKENS, ChatOptions, GenerateOptions, SamplingOptions
+from minfer.engine.options import (
+    DEFAULT_MAX_TOKENS,
+    ChatOptions,
+    GenerateOptions,
+    SamplingOptions,
+    sampling_params,
+)
 from minfer.engine.prompts import Message, Prompt
 from minfer.engine.results import FinishReason, Generation, Stats, StopCause, Work
 from minfer.engine.samples import SampleStream
@@ -32,6 +39,7 @@ from minfer.engine.thinking import AnswerPart
 __all__ = [
     "CACHE_TYPES",
     "DEFAULT_MAX_TOKENS",
+    "RECOMMENDABLE",
     "Answer",
     "AnswerPart",
     "BatchEngine",
@@ -39,6 +47,7 @@ __all__ = [
     "BatchRequest",
     "ChatOptions",
     "Conversation",
+    "DefaultSampling",
     "Delta",
     "EngineSnapshot",
     "Event",
@@ -59,6 +68,7 @@ __all__ = [
     "SampleStats",
     "SampleStream",
     "SamplingOptions",
+    "SamplingSource",
     "Session",
     "Started",
     "Stats",
@@ -67,8 +77,10 @@ __all__ = [
     "StopCause",
     "TextStream",
     "Work",
+    "default_sampling",
     "load",
     "load_tokenizer",
     "parse_cache_type",
     "position_bytes",
+    "sampling_params",
 ]

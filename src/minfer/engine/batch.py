@@ -22,6 +22,7 @@ from minfer.engine.batch_inbox import Inbox, start_worker
 from minfer.engine.batch_job import BatchJob
 from minfer.engine.batch_pace import PrefillPace
 from minfer.engine.batch_types import BatchRequest, EngineSnapshot, EventListener, StepListener, StepReport
+from minfer.engine.default_sampling import DefaultSampling
 from minfer.engine.page_pool import pages_for
 from minfer.engine.runtime import Runtime, check_tokens
 from minfer.engine.samplers import Samplers
@@ -93,6 +94,11 @@ class BatchEngine(Unpicklable):
         self._job_s: float | None = None
         """running mean of a request's time from its submission to its end"""
         self._thread = start_worker(self, self._inbox)
+
+    @property
+    def default_sampling(self) -> DefaultSampling:
+        """How tokens are chosen where a client does not say; a request has it resolved already."""
+        return self._samplers.defaults
 
     @property
     def n_ctx(self) -> int:

@@ -257,7 +257,7 @@ class Conversation(Unpicklable):
 
     def _checked(self, options: ChatOptions) -> ChatOptions:
         check_options(options, ChatOptions)
-        self._samplers.answer(make_request(options, (), continues_text=False))
+        self._samplers.answer(make_request(options, self._samplers.defaults, (), continues_text=False))
         return options
 
     def _context(self, options: ChatOptions, *, continues: bool = False) -> ChatContext:
@@ -271,7 +271,7 @@ class Conversation(Unpicklable):
         asked, continues = with_prefill(messages, prefill), bool(prefill.strip())
         context = self._context(merged, continues=continues)
         fitted = context.fit(self._state.transcript, asked, self._state.n_forgotten)
-        request = make_request(merged, fitted.transcript.tokens, continues_text=continues)
+        request = make_request(merged, self._samplers.defaults, fitted.transcript.tokens, continues_text=continues)
         sampler = self._sampler(request.sampling, starts_anew="seed" in options)
         answer = self._samplers.answer(request, sampler)
         answer.work.n_dropped_tokens = fitted.n_dropped

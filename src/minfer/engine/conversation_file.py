@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from minfer.engine.chat_state import ChatState, from_json, to_json
+from minfer.engine.default_sampling import DefaultSampling
 from minfer.engine.options import ChatOptions, check_options, make_request
 from minfer.engine.runtime import Runtime, check_tokens
 from minfer.engine.session import Session
@@ -62,7 +63,7 @@ def save_conversation(
     save_sequence(path, runtime, sequence, kind=_KIND, extra=extra, overwrite=overwrite)
 
 
-def load_conversation(path: str | Path, runtime: Runtime) -> SavedConversation:
+def load_conversation(path: str | Path, runtime: Runtime, defaults: DefaultSampling) -> SavedConversation:
     """Reads a conversation that was saved with the same model.
 
     Raises:
@@ -74,7 +75,7 @@ def load_conversation(path: str | Path, runtime: Runtime) -> SavedConversation:
     try:
         state = from_json(extra["state"])
         check_tokens(state.transcript.tokens, runtime.hparams.n_vocab)
-        options, shifts = _options(extra["options"]), bool(extra["context_shift"])
+        options, shifts = _options(extra["options"], defaults), bool(extra["context_shift"])
     except BaseException as error:
         session.close()
         if isinstance(error, (KeyError, TypeError, ValueError, AttributeError)):
@@ -86,10 +87,10 @@ def load_conversation(path: str | Path, runtime: Runtime) -> SavedConversation:
     return SavedConversation(state, options, shifts, session)
 
 
-def _options(saved: dict[str, Any]) -> ChatOptions:
+def _options(saved: dict[str, Any], defaults: DefaultSampling) -> ChatOptions:
     options = dict(saved)
     if "logit_bias" in options:
         options["logit_bias"] = {int(token): float(bias) for token, bias in options["logit_bias"]}
     check_options(options, ChatOptions)
-    make_request(options, (), continues_text=False)
+    make_request(options, defaults, (), continues_text=False)
     return cast(ChatOptions, options)

@@ -12,6 +12,7 @@ from minfer.engine.answer import Answer, Delta
 from minfer.engine.results import Generation, StopCause
 from minfer.engine.session import ProgressCallback, Session
 from minfer.engine.unpicklable import Unpicklable
+from minfer.sampling import SamplingParams
 
 
 class TextStream(Unpicklable, Iterator[str]):
@@ -71,6 +72,11 @@ class TextStream(Unpicklable, Iterator[str]):
     def stages(self) -> tuple[str, ...]:
         """The names of the sampler's stages that are on, in order."""
         return self._answer.sampler.stages
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How tokens are chosen: what was asked for, and the model's own values in place of what was not."""
+        return self._answer.request.sampling
 
     def _run(self) -> Generator[Delta, None, None]:
         try:

@@ -45,7 +45,8 @@ def load(
     """Opens a model.
 
     Args:
-        path_or_name: a path, `default`, the name of a model in the cache, or `hf:owner/repo:file.gguf`.
+        path_or_name: a path, `default`, the name of a model in the cache, `hf:owner/repo:file.gguf`, or a name that
+            `minfer models --available` lists.
         n_ctx: how many positions a sequence may have; by default what the model was trained with, up to 8192.
         threads: how many threads compute; by default the backend decides.
         backend: by default `MINFER_BACKEND`, or the first of `minfer.backends.BACKEND_NAMES`.

@@ -16,6 +16,7 @@ from minfer.engine.chat_state import ChatState
 from minfer.engine.context_shift import ChatContext, TurnDropper, drop_half
 from minfer.engine.conversation import Conversation
 from minfer.engine.conversation_file import load_conversation
+from minfer.engine.default_sampling import DefaultSampling, default_sampling
 from minfer.engine.generation import TextStream, close_session
 from minfer.engine.options import ChatOptions, GenerateOptions, check_options, make_request
 from minfer.engine.prompts import Message, Prompt, continues_text, encode_prompt, is_chat, with_prefill
@@ -47,7 +48,7 @@ class Model(Unpicklable):
         self._file = file
         self._tokenizer = tokenizer
         self._runtime = runtime
-        self._samplers = Samplers(tokenizer, vocabulary_ops)
+        self._samplers = Samplers(tokenizer, vocabulary_ops, default_sampling(file))
         self._closed = False
 
     @property
@@ -76,6 +77,11 @@ class Model(Unpicklable):
     def fingerprint(self) -> str:
         """Tells models apart: of the metadata, and of parts of all tensors."""
         return self._runtime.identity.fingerprint
+
+    @property
+    def default_sampling(self) -> DefaultSampling:
+        """How tokens are chosen where nobody says otherwise, and who recommends it."""
+        return self._samplers.defaults
 
     @property
     def kv_position_bytes(self) -> int:
@@ -148,8 +154,9 @@ class Model(Unpicklable):
             continue_final_message: go on with the last message, which is the assistant's, instead of answering it. The
                 result holds what is new.
             logprobs: the log probability of each token, and of so many of the likeliest in its place.
-            temperature, top_k, top_p, min_p, ...: how tokens are drawn; `SamplingParams` explains them. The defaults
-                are a temperature of 0.8 with top-k 40, top-p 0.95 and min-p 0.05.
+            temperature, top_k, top_p, min_p, ...: how tokens are drawn; `SamplingParams` explains them. Where
+                they are not given, what `default_sampling` recommends for the model holds, or else a temperature of 0.8
+                with top-k 40, top-p 0.95 and min-p 0.05.
             seed: the same seed gives the same answer; by default a random one, found in `stats.seed`.
             progress: called with (tokens read, tokens in all) while the prompt is read.
 
@@ -173,7 +180,7 @@ class Model(Unpicklable):
             return self._stream_of_turns(prompt, continues, options)
         tokens = self._encode(prompt, continues, options)
         Session(self._runtime).check_room(len(tokens))
-        request = make_request(options, tokens, continues_text=continues_text(prompt, continues))
+        request = make_request(options, self.default_sampling, tokens, continues_text=continues_text(prompt, continues))
         answer = self._samplers.answer(request)
         return TextStream(
             answer,
@@ -207,7 +214,7 @@ class Model(Unpicklable):
         prompt, continues = _continued(prompt, options)
         tokens = self._encode(prompt, continues, options)
         Session(self._runtime).check_room(len(tokens))
-        request = make_request(options, tokens, continues_text=continues_text(prompt, continues))
+        request = make_request(options, self.default_sampling, tokens, continues_text=continues_text(prompt, continues))
         return SampleStream(self._samplers, request, n, lambda: self.session(reuse=tokens), options.get("progress"))
 
     def conversation(
@@ -262,7 +269,7 @@ class Model(Unpicklable):
             ParameterError: an unknown option, or a value out of its range.
         """
         self._check_open()
-        saved = load_conversation(path, self._runtime)
+        saved = load_conversation(path, self._runtime, self.default_sampling)
         # With a seed of its own, what comes next begins the random numbers anew.
         state = replace(saved.state, sampler=None) if "seed" in options else saved.state
         try:
@@ -321,7 +328,9 @@ class Model(Unpicklable):
         context = ChatContext(self._tokenizer, self.n_ctx, True, options.get("template_variables", {}), continues)
         fitted = context.fit(Transcript(), messages, 0)
         tokens = fitted.transcript.tokens
-        request = make_request(options, tokens, continues_text=continues_text(messages, continues))
+        request = make_request(
+            options, self.default_sampling, tokens, continues_text=continues_text(messages, continues)
+        )
         answer = self._samplers.answer(request)
         answer.work.n_dropped_tokens = fitted.n_dropped
         return TextStream(

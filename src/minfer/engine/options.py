@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypedDict
 
 from minfer.engine.answer import GenerationRequest
+from minfer.engine.default_sampling import DefaultSampling
 from minfer.engine.session import ProgressCallback
 from minfer.errors import ParameterError
 from minfer.sampling import SamplingParams
@@ -88,18 +89,26 @@ def check_options(options: Mapping[str, Any], kind: type) -> None:
         raise ParameterError(f"template_variables has {', '.join(taken)}, which every chat template gets already")
 
 
+def sampling_params(options: Mapping[str, Any], defaults: DefaultSampling) -> SamplingParams:
+    """How tokens are chosen with these options, and the model's own values where they say nothing.
+
+    Raises:
+        ParameterError: a value out of its range.
+    """
+    return defaults.resolve({name: options[name] for name in SamplingOptions.__annotations__ if name in options})
+
+
 def make_request(
-    options: Mapping[str, Any], prompt_tokens: Sequence[int], *, continues_text: bool
+    options: Mapping[str, Any], defaults: DefaultSampling, prompt_tokens: Sequence[int], *, continues_text: bool
 ) -> GenerationRequest:
     """The request that options (which `check_options` has seen) ask for.
 
     Raises:
         ParameterError: a value out of its range.
     """
-    sampling = {name: value for name, value in options.items() if name in SamplingOptions.__annotations__}
     return GenerationRequest(
         prompt_tokens=tuple(prompt_tokens),
-        sampling=SamplingParams(**sampling),
+        sampling=sampling_params(options, defaults),
         max_tokens=options.get("max_tokens", DEFAULT_MAX_TOKENS),
         stop=_stops(options.get("stop", ())),
         ignore_eos=options.get("ignore_eos", False),

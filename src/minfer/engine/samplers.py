@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from minfer.engine.answer import Answer, GenerationRequest
+from minfer.engine.default_sampling import DefaultSampling
 from minfer.sampling import (
     NumpyVocabularyOps,
     Sampler,
@@ -17,11 +18,15 @@ from minfer.text import Tokenizer
 class Samplers:
     """Makes the samplers of a model, and answers that use them. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, ops: VocabularyOps | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, ops: VocabularyOps | None = None, defaults: DefaultSampling | None = None
+    ) -> None:
         """
         Args:
             ops: does the passes over the vocabulary; None is NumPy.
+            defaults: what applies where nobody says otherwise; None is the defaults of `SamplingParams`.
         """
+        self.defaults = defaults or DefaultSampling()
         self._tokenizer = tokenizer
         self.ops = ops or NumpyVocabularyOps()
         self._breakers: dict[tuple[str, ...], SequenceBreakers] = {}

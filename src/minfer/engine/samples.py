@@ -16,6 +16,7 @@ from minfer.engine.samplers import Samplers
 from minfer.engine.session import Extension, ProgressCallback, Session, extend_together
 from minfer.engine.unpicklable import Unpicklable
 from minfer.errors import ParameterError
+from minfer.sampling import SamplingParams
 
 _N_SEEDS = 2**64
 
@@ -73,6 +74,12 @@ class SampleStream(Unpicklable, Iterator[tuple[int, Delta]]):
     def stages(self) -> tuple[str, ...]:
         """The names of the samplers' stages that are on, in order."""
         return self._answers[0].sampler.stages
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How tokens are chosen: what was asked for, and the model's own values in place of what was not; with the
+        first answer's seed."""
+        return self._answers[0].request.sampling
 
     def _run(self) -> Generator[tuple[int, Delta], None, None]:
         sessions: dict[int, Session] = {}

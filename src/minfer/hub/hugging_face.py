@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ HUGGING_FACE_SYNTAX = f"{HUGGING_FACE_PREFIX}owner/repo:file{GGUF_SUFFIX}"
 _STORAGE_ERRORS = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST, errno.ENOENT}
 )
+_UNCHECKED = ".unchecked"
+"""A folder beside a repository's files; what a dot begins is not looked through for models."""
 
 _SYNTAX = re.compile(
     re.escape(HUGGING_FACE_PREFIX) + r"(?P<repo_id>[\w-][\w.-]*/[\w-][\w.-]*):(?P<file>[^:\\]+)", re.ASCII
@@ -30,6 +34,9 @@ class HuggingFaceFile:
 
     repo_id: str
     file: str
+
+    def __str__(self) -> str:
+        return f"{HUGGING_FACE_PREFIX}{self.repo_id}:{self.file}"
 
 
 def parse_hugging_face_name(name: str) -> HuggingFaceFile:
@@ -47,8 +54,15 @@ def parse_hugging_face_name(name: str) -> HuggingFaceFile:
     return HuggingFaceFile(match["repo_id"], match["file"])
 
 
-def fetch_from_hugging_face(wanted: HuggingFaceFile, cache_dir: Path, progress: Progress | None = None) -> Path:
+def fetch_from_hugging_face(
+    wanted: HuggingFaceFile,
+    cache_dir: Path,
+    progress: Progress | None = None,
+    check: Callable[[Path], None] | None = None,
+) -> Path:
     """The file in the cache; downloaded if it is not there.
+
+    What has arrived takes its place when `check` has seen it and raised nothing; if it raises, the file is removed.
 
     A file that is there is used without asking the Hub for a newer one: minfer starts without a network. Delete it to
     get a newer one. An interrupted download is resumed by the next.
@@ -66,10 +80,11 @@ def fetch_from_hugging_face(wanted: HuggingFaceFile, cache_dir: Path, progress: 
     from huggingface_hub import errors
 
     where = f"https://huggingface.co/{wanted.repo_id}"
+    arrives_in = directory if check is None else directory / _UNCHECKED
     try:
         directory.mkdir(parents=True, exist_ok=True)
         path = huggingface_hub.hf_hub_download(
-            wanted.repo_id, wanted.file, local_dir=directory, tqdm_class=_progress_bar_class(wanted.file, progress)
+            wanted.repo_id, wanted.file, local_dir=arrives_in, tqdm_class=_progress_bar_class(wanted.file, progress)
         )
     except errors.GatedRepoError as error:
         raise DownloadError(
@@ -94,7 +109,22 @@ def fetch_from_hugging_face(wanted: HuggingFaceFile, cache_dir: Path, progress: 
         raise DownloadError(f"{wanted.file} could not be downloaded from {where}: {error}") from error
     except Exception as error:  # whatever it is, the user needs to know what failed, and the cause is kept
         raise DownloadError(f"{wanted.file} could not be downloaded from {where}: {error}") from error
-    return Path(path)
+    if check is not None:
+        _take(Path(path), target, check)
+    return target
+
+
+def _take(arrived: Path, target: Path, check: Callable[[Path], None]) -> None:
+    try:
+        try:
+            check(arrived)
+        except DownloadError:
+            arrived.unlink()
+            raise
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(arrived, target)
+    except OSError as error:
+        raise DownloadError(unstored(target.name, target.parent, error)) from error
 
 
 def _progress_bar_class(file: str, progress: Progress | None) -> Any:

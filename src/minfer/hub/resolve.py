@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from minfer.errors import ModelNotFoundError, ParameterError, did_you_mean
+from minfer.hub.catalogue import KNOWN_MODELS, known_hub_file, known_model
 from minfer.hub.default_model import DEFAULT_MODEL_NAME, fetch_default_model
 from minfer.hub.hugging_face import HUGGING_FACE_SYNTAX, fetch_from_hugging_face, parse_hugging_face_name
+from minfer.hub.known import fetch_known_model
 from minfer.hub.paths import GGUF_SUFFIX, HUGGING_FACE_PREFIX, CachedModel, cached_models, gguf_files, models_dir
 from minfer.hub.progress import Progress
 from minfer.paths import user_path
@@ -22,6 +24,8 @@ def resolve_model(name: str | Path, *, cache_dir: Path, progress: Progress | Non
     3. a path to a file (a file that is called `default` is `./default`).
     4. the name of a model in the cache, with or without `.gguf`; in other case, too, if only one model fits then.
 
+    5. the name of a model of the catalogue (`minfer models --available`), downloaded the first time.
+
     A `Path` is only ever a path.
 
     Raises:
@@ -36,7 +40,11 @@ def resolve_model(name: str | Path, *, cache_dir: Path, progress: Progress | Non
     if name == DEFAULT_MODEL_NAME:
         return fetch_default_model(cache_dir, progress=progress)
     if isinstance(name, str) and name.startswith(HUGGING_FACE_PREFIX):
-        return fetch_from_hugging_face(parse_hugging_face_name(name), cache_dir, progress)
+        wanted = parse_hugging_face_name(name)
+        known = known_hub_file(wanted)
+        if known is not None:
+            return fetch_known_model(known, cache_dir, progress=progress)
+        return fetch_from_hugging_face(wanted, cache_dir, progress)
 
     tried = []
     try:
@@ -53,6 +61,10 @@ def resolve_model(name: str | Path, *, cache_dir: Path, progress: Progress | Non
             return fitting[0].path
         several = f": it may be {' or '.join(model.name for model in fitting)}" if fitting else ": no such name"
         tried.append(f"the cache {models_dir(cache_dir)}{several}")
+        known = known_model(name)
+        if known is not None and not fitting:
+            return fetch_known_model(known, cache_dir, progress=progress)
+        tried.append(f"the models that one name fetches: {', '.join(model.name for model in KNOWN_MODELS)}")
     names = ", ".join(model.name for model in models) or "none yet"
     hint = f"models in the cache: {names}{_meant(str(name), models)}\n"
     raise ModelNotFoundError(str(name), tried, f"{hint}a model is given by {_possible_names()}")
@@ -60,8 +72,8 @@ def resolve_model(name: str | Path, *, cache_dir: Path, progress: Progress | Non
 
 def _possible_names() -> str:
     return (
-        f"the path of a GGUF file, the name of a model in the cache, {HUGGING_FACE_SYNTAX}, "
-        f"or {DEFAULT_MODEL_NAME} for the default model"
+        f"the path of a GGUF file, the name of a model in the cache or of those that one name fetches, "
+        f"{HUGGING_FACE_SYNTAX}, or {DEFAULT_MODEL_NAME} for the default model"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minfer.sampling.candidates import Candidates, Tokens
-from minfer.sampling.combinations import SAMPLERS
+from minfer.sampling.combinations import SAMPLERS, TRUNCATIONS
 from minfer.sampling.dry import SequenceBreakers, find_breakers
 from minfer.sampling.grammar import Grammar
 from minfer.sampling.logprobs import TokenLogprobs, token_logprobs
@@ -13,6 +13,7 @@ from minfer.sampling.vocabulary import NumpyVocabularyOps, VocabularyOps
 
 __all__ = [
     "SAMPLERS",
+    "TRUNCATIONS",
     "Candidates",
     "Grammar",
     "NumpyVocabularyOps",

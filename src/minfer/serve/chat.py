@@ -39,6 +39,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         lambda: chat_prompt(engine.tokenizer, body.messages, body, with_tools=body.tool_choice != "none")
     )
     serve = serve_request(
+        engine,
         body,
         prompt.tokens,
         room(engine, len(prompt.tokens), max_tokens, "messages"),
@@ -46,7 +47,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     submission = Submission(engine, [serve], record_of(request.scope), limits.keep_alive_s)
-    run = ChatRun(engine, body, prompt, submission)
+    run = ChatRun(engine, body, prompt, submission, serve.sampling)
     return await respond(run, submission, request.receive, streams=bool(body.stream), timeout_s=limits.send_timeout_s)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minfer.engine import StopCause
+from minfer.sampling import SamplingParams
 from minfer.serve.accounting import Account
 from minfer.serve.answer_parser import AnswerParser, Update
 from minfer.serve.chat_prompt import ChatPrompt
@@ -36,6 +37,7 @@ from minfer.serve.schema_chat import (
     MadeCall,
     MadeCallDelta,
 )
+from minfer.serve.schema_common import sampling_report
 from minfer.serve.state import FINGERPRINT
 from minfer.serve.streaming import KEEP_ALIVE, event
 from minfer.serve.submission import Submission
@@ -58,11 +60,14 @@ class _Choice:
 class ChatRun:
     """The answers to one chat request. Either `collect` or `stream` is used, once."""
 
-    def __init__(self, engine: Engine, body: ChatRequest, prompt: ChatPrompt, submission: Submission) -> None:
+    def __init__(
+        self, engine: Engine, body: ChatRequest, prompt: ChatPrompt, submission: Submission, sampling: SamplingParams
+    ) -> None:
         self._tokenizer = engine.tokenizer
         self._body = body
         self._submission = submission
         self._account = Account()
+        self._sampling = sampling_report(sampling, engine.default_sampling)
         self._progress = ProgressReporter(submission.submitted_s)
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
@@ -88,6 +93,7 @@ class ChatRun:
             choices=[self._whole(index, choice) for index, choice in enumerate(self._choices)],
             usage=self._account.usage(),
             timings=self._account.timings(),
+            sampling=self._sampling,
         )
 
     def _take(self, item: tuple[int, Event] | None) -> None:
@@ -173,7 +179,8 @@ class ChatRun:
         last = ChatChunkChoice(index=index, delta=delta, finish_reason=choice.finish_reason)
         is_over = all(other.finish_reason is not None for other in self._choices)
         timings = self._account.timings() if is_over else None
-        return event(ChatChunk(**self._head, choices=[last], timings=timings))
+        sampling = self._sampling if is_over else None
+        return event(ChatChunk(**self._head, choices=[last], timings=timings, sampling=sampling))
 
     def _logprobs(self, entries: Sequence[TokenLogprobs]) -> ChoiceLogprobs:
         return ChoiceLogprobs(content=[content_logprob(self._tokenizer, entry) for entry in entries])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from minfer.engine import StopCause
+from minfer.sampling import SamplingParams
 from minfer.serve.accounting import Account
 from minfer.serve.completion_logprobs import LogprobsWriter, joined
 from minfer.serve.completion_prompt import CompletionPrompt
@@ -23,6 +24,7 @@ from minfer.serve.engine_protocol import (
     TokenLogprobs,
 )
 from minfer.serve.progress import ProgressReporter
+from minfer.serve.schema_common import sampling_report
 from minfer.serve.schema_completions import (
     CompletionChoice,
     CompletionLogprobs,
@@ -49,12 +51,18 @@ class CompletionRun:
     """The answers to one completions request. Either `collect` or `stream` is used, once."""
 
     def __init__(
-        self, engine: Engine, body: CompletionRequest, prompts: Sequence[CompletionPrompt], submission: Submission
+        self,
+        engine: Engine,
+        body: CompletionRequest,
+        prompts: Sequence[CompletionPrompt],
+        submission: Submission,
+        sampling: SamplingParams,
     ) -> None:
         self._body = body
         self._prompts = prompts
         self._submission = submission
         self._account = Account()
+        self._sampling = sampling_report(sampling, engine.default_sampling)
         self._progress = [ProgressReporter(submission.submitted_s) for _ in prompts]
         self._prompt_logprobs: list[list[TokenLogprobs]] = [[] for _ in prompts]
         self._n = body.n or 1
@@ -86,7 +94,11 @@ class CompletionRun:
             for index, choice in enumerate(self._choices)
         ]
         return CompletionResponse(
-            **self._head, choices=choices, usage=self._account.usage(), timings=self._account.timings()
+            **self._head,
+            choices=choices,
+            usage=self._account.usage(),
+            timings=self._account.timings(),
+            sampling=self._sampling,
         )
 
     async def stream(self) -> AsyncGenerator[bytes]:
@@ -108,7 +120,8 @@ class CompletionRun:
                     last = self._finish(prompt, done)
                     is_over = all(choice.finish_reason is not None for choice in self._choices)
                     timings = self._account.timings() if is_over else None
-                    yield event(CompletionResponse(**self._head, choices=[last], timings=timings))
+                    sampling = self._sampling if is_over else None
+                    yield event(CompletionResponse(**self._head, choices=[last], timings=timings, sampling=sampling))
         if self._body.includes_usage:
             yield event(CompletionResponse(**self._head, choices=[], usage=self._account.usage()))
 

@@ -42,6 +42,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     scores_prompt = body.echo and (body.logprobs is not None or max_tokens == 0)
     serve = [
         serve_request(
+            engine,
             body,
             prompt.tokens,
             room(engine, len(prompt.tokens), max_tokens, "prompt"),
@@ -52,5 +53,5 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         for prompt in prompts
     ]
     submission = Submission(engine, serve, record_of(request.scope), limits.keep_alive_s)
-    run = CompletionRun(engine, body, prompts, submission)
+    run = CompletionRun(engine, body, prompts, submission, serve[0].sampling)
     return await respond(run, submission, request.receive, streams=bool(body.stream), timeout_s=limits.send_timeout_s)

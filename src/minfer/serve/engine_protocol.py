@@ -11,6 +11,7 @@ from typing import Protocol
 
 from minfer.engine import BatchRequest as ServeRequest
 from minfer.engine import (
+    DefaultSampling,
     EngineSnapshot,
     Event,
     EventListener,
@@ -29,6 +30,7 @@ from minfer.sampling import TokenLogprobs
 from minfer.text import Tokenizer
 
 __all__ = [
+    "DefaultSampling",
     "Engine",
     "EngineClosedError",
     "EngineSnapshot",
@@ -75,6 +77,11 @@ class Engine(Protocol):
 
     @property
     def n_vocab(self) -> int: ...
+
+    @property
+    def default_sampling(self) -> DefaultSampling:
+        """How tokens are chosen where a request does not say."""
+        ...
 
     @property
     def max_active(self) -> int:

@@ -7,10 +7,11 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from minfer.serve.json_body import JsonRoute
 from minfer.serve.openapi import COMMON_ERRORS, error_responses
+from minfer.serve.schema_common import SamplingReport, sampling_report
 from minfer.serve.state import Health, server_state
 
 router = APIRouter(route_class=JsonRoute)
@@ -27,6 +28,7 @@ class ModelMeta(BaseModel):
 
     n_ctx: int
     n_vocab: int
+    default_sampling: SamplingReport = Field(description="What applies where a request says nothing.")
 
 
 class ModelCard(BaseModel):
@@ -70,6 +72,9 @@ async def models(request: Request) -> ModelList:
     """The model, under each of its names."""
     state = server_state(request)
     engine = state.ready_engine()
-    meta = ModelMeta(n_ctx=engine.n_ctx, n_vocab=engine.n_vocab)
+    defaults = engine.default_sampling
+    meta = ModelMeta(
+        n_ctx=engine.n_ctx, n_vocab=engine.n_vocab, default_sampling=sampling_report(defaults.params, defaults)
+    )
     names = (engine.model_name, *state.config.model_aliases)
     return ModelList(data=[ModelCard(id=name, created=state.started, meta=meta) for name in names])

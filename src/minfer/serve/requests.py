@@ -66,6 +66,7 @@ def room(engine: Engine, n_prompt_tokens: int, max_tokens: int | None, param: st
 
 
 def serve_request(
+    engine: Engine,
     body: GenerationFields,
     prompt_tokens: tuple[int, ...],
     max_tokens: int,
@@ -77,7 +78,7 @@ def serve_request(
     """The engine's request for one prompt."""
     return ServeRequest(
         prompt_tokens=prompt_tokens,
-        sampling=body.sampling_params(),
+        sampling=body.sampling_params(engine.default_sampling),
         max_tokens=max_tokens,
         stop=body.stops,
         ignore_eos=bool(body.ignore_eos),

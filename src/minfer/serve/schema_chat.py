@@ -6,7 +6,16 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, Field
 
-from minfer.serve.schema_common import MAX_TOKENS, GenerationFields, PromptProgressReport, Text, Timings, Usage, is_none
+from minfer.serve.schema_common import (
+    MAX_TOKENS,
+    GenerationFields,
+    PromptProgressReport,
+    SamplingReport,
+    Text,
+    Timings,
+    Usage,
+    is_none,
+)
 from minfer.serve.schema_sampling import OnlyFalse, StrictModel
 
 MAX_MESSAGES: Final = 4096
@@ -212,6 +221,7 @@ class ChatResponse(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings
+    sampling: SamplingReport
 
 
 class AnswerDelta(BaseModel):
@@ -243,4 +253,5 @@ class ChatChunk(BaseModel):
     choices: list[ChatChunkChoice]
     usage: Usage | None = Field(default=None, exclude_if=is_none)
     timings: Timings | None = Field(default=None, exclude_if=is_none)
+    sampling: SamplingReport | None = Field(default=None, exclude_if=is_none)
     prompt_progress: PromptProgressReport | None = Field(default=None, exclude_if=is_none)

@@ -5,10 +5,12 @@ Some fields have one neutral value, which is taken because clients send it unask
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field
 
+from minfer.engine import DefaultSampling
+from minfer.sampling import SamplingParams
 from minfer.serve.schema_sampling import OnlyFalse, SamplingFields, StrictModel
 
 MAX_SAMPLES: Final = 128
@@ -85,6 +87,32 @@ class Timings(BaseModel):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+
+
+class SamplingReport(BaseModel):
+    """How tokens were, or are, chosen; parameters that few set are not told."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    defaults_from: Literal["file", "catalogue", "minfer"] = Field(
+        description="Who recommends the values that a request does not give: the model's file, minfer's catalogue of "
+        "known models, or nobody, so that they are minfer's own."
+    )
+
+
+def sampling_report(params: SamplingParams, defaults: DefaultSampling) -> SamplingReport:
+    """Tells the parameters, and the source of those that were not given."""
+    return SamplingReport(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repeat_penalty=params.repetition_penalty,
+        defaults_from=defaults.source.value,
+    )
 
 
 class PromptProgressReport(BaseModel):

@@ -6,7 +6,16 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field
 
-from minfer.serve.schema_common import MAX_TOKENS, GenerationFields, PromptProgressReport, Text, Timings, Usage, is_none
+from minfer.serve.schema_common import (
+    MAX_TOKENS,
+    GenerationFields,
+    PromptProgressReport,
+    SamplingReport,
+    Text,
+    Timings,
+    Usage,
+    is_none,
+)
 from minfer.serve.schema_sampling import TokenId
 
 DEFAULT_MAX_TOKENS: Final = 16
@@ -61,4 +70,5 @@ class CompletionResponse(BaseModel):
     choices: list[CompletionChoice]
     usage: Usage | None = Field(default=None, exclude_if=is_none)
     timings: Timings | None = Field(default=None, exclude_if=is_none)
+    sampling: SamplingReport | None = Field(default=None, exclude_if=is_none)
     prompt_progress: PromptProgressReport | None = Field(default=None, exclude_if=is_none)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
+from minfer.engine import DefaultSampling
 from minfer.errors import ParameterError
 from minfer.sampling import SamplingParams
 from minfer.serve.errors import invalid
@@ -83,8 +84,8 @@ class SamplingFields(StrictModel):
     ) = Field(None, description="Token id -> what is added to its logit; false bans the token.")
     seed: int | None = Field(None, ge=-1, lt=2**63, description="The same seed gives the same answer; -1 is random.")
 
-    def sampling_params(self) -> SamplingParams:
-        """The parameters as the sampler takes them; what is not given has its default.
+    def sampling_params(self, defaults: DefaultSampling) -> SamplingParams:
+        """The parameters as the sampler takes them; what is not given is the model's own, or has its default.
 
         Raises:
             ApiError: a token in `logit_bias` that is no id, or fields that exclude each other.
@@ -99,7 +100,7 @@ class SamplingFields(StrictModel):
         if self.samplers is not None:
             given["samplers"] = [_OUR_STAGES.get(name, name) for name in self.samplers]
         try:
-            return SamplingParams(**given)
+            return defaults.resolve(given)
         except ParameterError as error:
             theirs = {ours: name for name, ours in _OUR_NAMES.items()}
             words = [theirs.get(word, word) for word in re.findall(r"\w+", str(error))]
