@@ -81,7 +81,10 @@ def test_a_path_may_have_any_bytes(tiny: Path, tmp_path: Path) -> None:
     os.symlink(tiny, path)
     for verb in ("inspect", "chat"):
         command = [sys.executable, "-m", "minfer", verb, path]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60)
+        environment = {**os.environ, "MINFER_BACKEND": "reference"}
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60, env=environment
+        )
         assert (done.returncode, done.stderr) == (0, b"")
 
 
