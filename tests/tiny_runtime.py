@@ -52,12 +52,12 @@ def tiny_runtime(
     runners = tuple(backends or (ReferenceBackend(),))
     bounds = tiny_bounds(n_ctx, max_tokens)
     with open_gguf(path) as file:
-        hparams, graph = declare_graph(file, kv_types or KVTypes(GGMLType.F32, GGMLType.F32))
+        config, graph = declare_graph(file, kv_types or KVTypes(GGMLType.F32, GGMLType.F32))
         lowered = lower(graph, PassContext(runners, bounds))
         plan = ExecutionPlan(lowered, runners, FileWeights(file), bounds, n_threads=n_threads, poison=poison)
         identity = ModelIdentity(file, ", ".join(runner.name for runner in runners))
         runtime = Runtime(
-            plan, hparams, n_ctx, bounds, observers, identity=identity, prefix_cache_bytes=prefix_cache_bytes
+            plan, config, n_ctx, bounds, observers, identity=identity, prefix_cache_bytes=prefix_cache_bytes
         )
         try:
             yield runtime

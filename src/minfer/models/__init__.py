@@ -1,7 +1,8 @@
 """Models: from a file's metadata and tensor names to a declared graph. Nothing here knows a backend."""
 
-from minfer.models.declaration import Architecture, Declaration, KVTypes
-from minfer.models.hparams import HParams
-from minfer.models.registry import ARCHITECTURES, declare_graph
+from minfer.models.architecture import Architecture
+from minfer.models.config import ModelConfig
+from minfer.models.declaration import Declaration, KVTypes
+from minfer.models.registry import ARCHITECTURES, declare_graph, read_config
 
-__all__ = ["ARCHITECTURES", "Architecture", "Declaration", "HParams", "KVTypes", "declare_graph"]
+__all__ = ["ARCHITECTURES", "Architecture", "Declaration", "KVTypes", "ModelConfig", "declare_graph", "read_config"]
