@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minfer.errors import UnsupportedError
 from minfer.graph import Graph, Value
-from minfer.models.config import Attention, Dense, LayerConfig
+from minfer.models.config import Attention, Dense, LayerConfig, Wiring
 from minfer.models.declaration import Declaration
 from minfer.quants import block_geometry
 
@@ -29,9 +29,16 @@ def decoder(model: Declaration) -> Graph:
 def decoder_layer(model: Declaration, x: Value, layer: LayerConfig, prefix: str) -> Value:
     """One layer, whose tensors begin with `PREFIX.`."""
     builder = model.builder
-    attended = attention(model, model.norm(x, layer.norm, f"{prefix}.attn_norm"), layer.mixer, prefix)
+    normed = model.norm(x, layer.norm, f"{prefix}.attn_norm")
+    attended = attention(model, normed, layer.mixer, prefix)
+    if layer.wiring is Wiring.NORMS_AROUND:
+        attended = model.norm(attended, layer.norm, f"{prefix}.post_attention_norm")
     middle = builder.add(x, attended, f"{prefix}.attn_residual")
-    fed = feed_forward(model, model.norm(middle, layer.norm, f"{prefix}.ffn_norm"), layer.feed_forward, prefix)
+    if layer.wiring is not Wiring.PARALLEL:
+        normed = model.norm(middle, layer.norm, f"{prefix}.ffn_norm")
+    fed = feed_forward(model, normed, layer.feed_forward, prefix)
+    if layer.wiring is Wiring.NORMS_AROUND:
+        fed = model.norm(fed, layer.norm, f"{prefix}.post_ffw_norm")
     return builder.add(middle, fed, f"{prefix}.hidden")
 
 

@@ -100,13 +100,26 @@ FeedForward: TypeAlias = Dense
 """What a layer does to each token by itself: one dataclass a kind."""
 
 
+class Wiring(StrEnum):
+    """How a layer joins its mixer M and its feed-forward F to the hidden state x. Each norm has its own weights."""
+
+    PRE_NORM = "pre_norm"
+    """h = x + M(norm(x)); then h + F(norm(h))"""
+    NORMS_AROUND = "norms_around"
+    """h = x + norm(M(norm(x))); then h + norm(F(norm(h)))"""
+    PARALLEL = "parallel"
+    """n = norm(x); then x + M(n) + F(n)"""
+
+
 @dataclass(frozen=True)
 class LayerConfig:
-    """One layer: h = x + mixer(norm(x)), then h + feed_forward(norm(h))."""
+    """One layer."""
 
     mixer: Mixer
     feed_forward: FeedForward
     norm: Norm
+    """all norms of hidden states in this layer"""
+    wiring: Wiring = Wiring.PRE_NORM
 
 
 @dataclass(frozen=True)
