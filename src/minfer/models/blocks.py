@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minfer.errors import UnsupportedError
-from minfer.graph import Graph, Value
+from minfer.graph import Graph, Value, ops
 from minfer.models.config import Attention, Dense, LayerConfig, Wiring
 from minfer.models.declaration import Declaration
 from minfer.quants import block_geometry
@@ -59,7 +59,15 @@ def attention(model: Declaration, x: Value, config: Attention, prefix: str) -> V
         k = model.rope(k, config.rope, f"{prefix}.k_rope")
     k_region, v_region = kv_regions(model, config, prefix)
     builder.kv_store(k, v, builder.input("cells"), k_region, v_region, f"{prefix}.kv_store")
-    heads = builder.attention(q, k_region, v_region, scale=config.scale, window=config.window, name=f"{prefix}.heads")
+    heads = builder.attention(
+        q,
+        k_region,
+        v_region,
+        scale=config.scale,
+        window=config.window,
+        softcap=config.softcap,
+        name=f"{prefix}.heads",
+    )
     merged = builder.merge_heads(heads, f"{prefix}.attention")
     return model.linear(merged, f"{prefix}.attn_output", model.config.n_embd)
 
@@ -94,7 +102,12 @@ def feed_forward(model: Declaration, x: Value, config: Dense, prefix: str) -> Va
 
 
 def logits(model: Declaration, x: Value, table: Value) -> Value:
-    """The output projection; the embedding's table where the file has no projection of its own (tied embeddings)."""
+    """The output projection, by the embedding's table where the file has no projection of its own (tied embeddings),
+    and the soft-cap of the logits."""
     if model.has(f"{OUTPUT}.weight"):
-        return model.linear(x, OUTPUT, model.config.n_vocab)
-    return model.builder.matmul(x, table, None, OUTPUT)
+        result = model.linear(x, OUTPUT, model.config.n_vocab)
+    else:
+        result = model.builder.matmul(x, table, None, OUTPUT)
+    if model.config.logit_softcap is None:
+        return result
+    return model.builder.apply(ops.Softcap(model.config.logit_softcap), [result], f"{OUTPUT}_softcap")

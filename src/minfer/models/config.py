@@ -14,12 +14,22 @@ from typing import TypeAlias
 from minfer.graph.ops import ActivationKind, RopeStyle
 
 
+class NormKind(StrEnum):
+    """Which norm."""
+
+    RMS = "rms"
+    """RMSNorm (Zhang and Sennrich, 2019)"""
+    LAYER = "layer"
+    """LayerNorm (Ba et al., 2016), with a bias where the file has one"""
+
+
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm (Zhang and Sennrich, 2019)."""
+    """A norm of rows, with weights from the file."""
 
     eps: float
-    """what is added to the mean of the squares"""
+    """what is added to the mean of the squares, or to the variance"""
+    kind: NormKind = NormKind.RMS
 
 
 class RopeScalingKind(StrEnum):
@@ -80,6 +90,8 @@ class Attention:
     """None: queries and keys are not rotated"""
     window: int | None = None
     """how many positions a token sees, itself included; None: all up to its own"""
+    softcap: float | None = None
+    """scores s become softcap * tanh(s / softcap)"""
     qk_norm: Norm | None = None
     """a norm of each head's query and key, before the rotation"""
 
@@ -136,6 +148,8 @@ class ModelConfig:
     layers: tuple[LayerConfig, ...]
     output_norm: Norm
     """the norm after the last layer"""
+    logit_softcap: float | None = None
+    """logits x become logit_softcap * tanh(x / logit_softcap)"""
 
     @property
     def n_layers(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from minfer.errors import ModelError, UnsupportedError
 from minfer.gguf import GGUFFile
 from minfer.graph import Graph, GraphBuilder, Value, ops
-from minfer.models.config import ModelConfig, Norm, Rope
+from minfer.models.config import ModelConfig, Norm, NormKind, Rope
 from minfer.models.rope_scaling import make_rope
 from minfer.quants import GGMLType, dequantise
 
@@ -62,7 +62,13 @@ class Declaration:
         """The norm of x's last dimension, with `NAME.weight`. The result is named `NAME`."""
         width = x.spec.shape[-1]
         assert isinstance(width, int)  # only the first dimension is a symbol
-        return self.builder.rms_norm(x, self.weight(f"{name}.weight", width), norm.eps, name)
+        weight = self.weight(f"{name}.weight", width)
+        match norm.kind:
+            case NormKind.RMS:
+                return self.builder.rms_norm(x, weight, norm.eps, name)
+            case NormKind.LAYER:
+                bias = [self.weight(f"{name}.bias", width)] if self.has(f"{name}.bias") else []
+                return self.builder.apply(ops.LayerNorm(norm.eps, has_bias=bool(bias)), (x, weight, *bias), name)
 
     def rope(self, x: Value, rope: Rope, name: str) -> Value:
         """x [n, n_heads, head_dim] rotated to its positions, with the file's `rope_freqs.weight` where there is one."""
