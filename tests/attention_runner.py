@@ -181,9 +181,10 @@ def check(step: Step, got: NDArray[np.float32]) -> None:
     """Against the reference, with u = 2**-24 for one rounding.
 
     Let S bound scale * sum |q[d] k[d]| over what a head sees. A score is off by (head_dim / 8 + 5) u S: the longest of
-    8 sums, three additions of these, the scale and the product. That, the rounding of s - m (2 u S) and of the maxima's
-    differences (2 u S: they telescope), and exp's 2 u are a relative error of each weight. Sums over a page add 64 u,
-    and each fold 5 u at most. All this happens to the numerator and to the denominator, and the division adds u.
+    8 sums, three additions of these, the scale and the product; a soft-cap adds at most 8 u S. That, the rounding of
+    s - m (2 u S) and of the maxima's differences (2 u S: they telescope), and exp's 2 u are a relative error of each
+    weight. Sums over a page add 64 u, and each fold 5 u at most. All this happens to the numerator and to the
+    denominator, and the division adds u.
     Weights sum up to 1, so that the result is off by the sum of these times the largest |v|.
     """
     shape = step.shape
@@ -192,10 +193,11 @@ def check(step: Step, got: NDArray[np.float32]) -> None:
     want, bounds = np.empty(got.shape), np.empty((*got.shape[:2], 1))
     for token, q in enumerate(step.q.astype(np.float64)):
         cells = seen_cells(step, token)
-        want[token] = attend(q, k[cells], v[cells], shape.scale)
+        want[token] = attend(q, k[cells], v[cells], shape.scale, shape.softcap)
         grouped = np.abs(q).reshape(shape.n_kv_heads, shape.group, -1)
         largest = np.einsum("ghd,ngd->ghn", grouped, np.abs(k[cells])).max(axis=-1).reshape(-1)
         n_pages = len(cells) // 64 + 2
-        relative = (-(-shape.head_dim // 8) + 9) * abs(shape.scale) * largest + 2 + 64 + 5 * n_pages + 1
+        of_scores = -(-shape.head_dim // 8) + 9 + (0 if shape.softcap is None else 8)
+        relative = of_scores * abs(shape.scale) * largest + 2 + 64 + 5 * n_pages + 1
         bounds[token, :, 0] = 1.01 * 2 * UNIT * relative * np.abs(v[cells]).max()
     check_close(got, want, bounds)

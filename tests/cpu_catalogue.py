@@ -20,6 +20,7 @@ from minfer.backends.cpu.ops.attention.kernels import (
 from minfer.backends.cpu.ops.elementwise import Elementwise, trace_elementwise
 from minfer.backends.cpu.ops.embedding import trace_embedding, trace_embedding_float
 from minfer.backends.cpu.ops.kv_store import StoreShape, trace_kv_store
+from minfer.backends.cpu.ops.layer_norm import LayerNormShape, trace_layer_norm
 from minfer.backends.cpu.ops.matmul.floats import TILE_ROWS, FloatShape, trace_float
 from minfer.backends.cpu.ops.matmul.quantised import MatMulShape, trace_direct, trace_direct_tiles, trace_tiles
 from minfer.backends.cpu.ops.quantise import trace_quantise
@@ -27,6 +28,7 @@ from minfer.backends.cpu.ops.rms_norm import NormShape, trace_rms_norm
 from minfer.backends.cpu.ops.rope import RopeShape, trace_rope
 from minfer.backends.cpu.ops.rope_store import trace_rope_store
 from minfer.backends.cpu.ops.select_rows import trace_select_rows
+from minfer.backends.cpu.ops.softcap import trace_softcap
 from minfer.backends.cpu.panels import formats
 from minfer.backends.cpu.panels.floats import FLOAT_TYPES
 from minfer.backends.cpu.panels.pack import packable_types, panel_format
@@ -70,12 +72,19 @@ def _traced(vector_bytes: int) -> Mapping[str, list[KernelIR]]:
         "trace_float": [trace_float(FloatShape(each, 66, TOKENS), TILE_ROWS) for each in FLOAT_TYPES],
         "trace_attention_split": [trace_attention_split(_attention(each, vector_bytes)) for each in (F32, F16, Q8_0)],
         "trace_attention_combine": [trace_attention_combine(_attention(F32, vector_bytes))],
-        "trace_attention_tokens": [trace_attention_tokens(_attention(F16, vector_bytes))],
+        "trace_attention_tokens": [
+            trace_attention_tokens(_attention(F16, vector_bytes)),
+            trace_attention_tokens(replace(_attention(F16, vector_bytes), softcap=50.0)),
+        ],
         "trace_attention_tiles": [trace_attention_tiles(replace(_attention(F16, vector_bytes), v_type=Q8_0))],
         "trace_rms_norm": [
             trace_rms_norm(NormShape(65, 1e-5, TOKENS)),
             trace_rms_norm(NormShape(96, 1e-5, TOKENS, adds=True, quantised=True)),
         ],
+        "trace_layer_norm": [
+            trace_layer_norm(LayerNormShape(65, 1e-5, TOKENS, has_bias=bias)) for bias in (True, False)
+        ],
+        "trace_softcap": [trace_softcap(30.0, 35, TOKENS)],
         "trace_quantise": [trace_quantise(480, TOKENS)],
         "trace_elementwise": [
             trace_elementwise(Elementwise.ADD, None, 35, TOKENS),

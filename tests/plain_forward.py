@@ -7,7 +7,8 @@ engine's logits have to be. Scores and sums run over exactly the positions that 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -55,9 +56,27 @@ def softmax(scores: Array) -> Array:
     return powers / float(powers.sum())
 
 
-def attend(query: Array, keys: Array, values: Array) -> Array:
+def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis (Ba et al., 2016)."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    y: Array = centred / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + eps) * weight
+    return y if bias is None else y + bias
+
+
+def gelu(x: Array) -> Array:
+    """The tanh form of GELU (Hendrycks and Gimpel, 2016)."""
+    y: Array = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return y
+
+
+def softcapped(x: Array, limit: float | None) -> Array:
+    """limit * tanh(x / limit), as in Gemma 2; x itself without a limit."""
+    return x if limit is None else limit * np.tanh(x / limit)
+
+
+def attend(query: Array, keys: Array, values: Array, softcap: float | None = None) -> Array:
     """One head at one position: query (head_dim), keys (n_seen, head_dim), values (n_seen, value_dim)."""
-    return softmax(keys @ query / math.sqrt(query.size)) @ values
+    return softmax(softcapped(keys @ query / math.sqrt(query.size), softcap)) @ values
 
 
 def rope_frequencies(spec: TinySpec, weights: Mapping[str, Array]) -> Array:
@@ -115,47 +134,103 @@ def rotate(x: Array, position: int, frequencies: Array, style: RopeStyle, magnit
     return out
 
 
-def _attention(spec: TinySpec, weights: Mapping[str, Array], block: str, x: Array) -> Array:
+@dataclass(frozen=True)
+class PlainLayer:
+    """One layer of a decoder, with everything that may tell it from the others.
+
+    `frequencies` is None for a layer without RoPE; `window` is how many positions a token sees, itself included.
+    """
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    value_dim: int
+    eps: float
+    frequencies: Array | None
+    style: RopeStyle = RopeStyle.NON_INTERLEAVED
+    magnitude: float = 1.0
+    window: int | None = None
+    softcap: float | None = None
+    qk_norm: bool = False
+    layer_norm: bool = False
+    activation: Callable[[Array], Array] = silu
+    norms_after: bool = False
+    parallel: bool = False
+
+
+def _norm(layer: PlainLayer, weights: Mapping[str, Array], name: str, x: Array) -> Array:
+    if layer.layer_norm:
+        return layer_norm(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"), layer.eps)
+    return rms_norm(x, weights[f"{name}.weight"], layer.eps)
+
+
+def _attention(layer: PlainLayer, weights: Mapping[str, Array], block: str, x: Array) -> Array:
     """The attention of one layer for normalised x (n_tokens, n_embd)."""
     n_tokens = x.shape[0]
-    q = linear(weights, f"{block}.attn_q", x).reshape(n_tokens, spec.n_heads, spec.head_dim)
-    k = linear(weights, f"{block}.attn_k", x).reshape(n_tokens, spec.n_kv_heads, spec.head_dim)
-    v = linear(weights, f"{block}.attn_v", x).reshape(n_tokens, spec.n_kv_heads, spec.value_dim)
-    if spec.qk_norm:
-        q = rms_norm(q, weights[f"{block}.attn_q_norm.weight"], spec.norm_eps)
-        k = rms_norm(k, weights[f"{block}.attn_k_norm.weight"], spec.norm_eps)
+    q = linear(weights, f"{block}.attn_q", x).reshape(n_tokens, layer.n_heads, layer.head_dim)
+    k = linear(weights, f"{block}.attn_k", x).reshape(n_tokens, layer.n_kv_heads, layer.head_dim)
+    v = linear(weights, f"{block}.attn_v", x).reshape(n_tokens, layer.n_kv_heads, layer.value_dim)
+    if layer.qk_norm:
+        q = rms_norm(q, weights[f"{block}.attn_q_norm.weight"], layer.eps)
+        k = rms_norm(k, weights[f"{block}.attn_k_norm.weight"], layer.eps)
 
-    style, magnitude = ROPE_STYLES[spec.architecture], rope_magnitude(spec)
-    frequencies = rope_frequencies(spec, weights)
-    for position in range(n_tokens):
-        q[position] = rotate(q[position], position, frequencies, style, magnitude)
-        k[position] = rotate(k[position], position, frequencies, style, magnitude)
+    if layer.frequencies is not None:
+        for position in range(n_tokens):
+            q[position] = rotate(q[position], position, layer.frequencies, layer.style, layer.magnitude)
+            k[position] = rotate(k[position], position, layer.frequencies, layer.style, layer.magnitude)
 
-    out = np.empty((n_tokens, spec.n_heads, spec.value_dim))
+    out = np.empty((n_tokens, layer.n_heads, layer.value_dim))
     for position in range(n_tokens):
-        for head in range(spec.n_heads):
-            kv_head = head // (spec.n_heads // spec.n_kv_heads)
-            seen = slice(0, position + 1)
-            out[position, head] = attend(q[position, head], k[seen, kv_head], v[seen, kv_head])
+        first = 0 if layer.window is None else max(0, position + 1 - layer.window)
+        for head in range(layer.n_heads):
+            kv_head = head // (layer.n_heads // layer.n_kv_heads)
+            seen = slice(first, position + 1)
+            out[position, head] = attend(q[position, head], k[seen, kv_head], v[seen, kv_head], layer.softcap)
     return linear(weights, f"{block}.attn_output", out.reshape(n_tokens, -1))
 
 
-def _feed_forward(weights: Mapping[str, Array], block: str, x: Array) -> Array:
-    """SwiGLU (Shazeer, 2020) for normalised x (n_tokens, n_embd)."""
-    gated = silu(linear(weights, f"{block}.ffn_gate", x)) * linear(weights, f"{block}.ffn_up", x)
+def _feed_forward(layer: PlainLayer, weights: Mapping[str, Array], block: str, x: Array) -> Array:
+    """A gated feed-forward (Shazeer, 2020) for normalised x (n_tokens, n_embd)."""
+    gated = layer.activation(linear(weights, f"{block}.ffn_gate", x)) * linear(weights, f"{block}.ffn_up", x)
     return linear(weights, f"{block}.ffn_down", gated)
 
 
-def plain_hidden_states(spec: TinySpec, weights: Mapping[str, Array], tokens: Sequence[int]) -> list[Array]:
+def _plain_layer(layer: PlainLayer, weights: Mapping[str, Array], block: str, x: Array) -> Array:
+    normed = _norm(layer, weights, f"{block}.attn_norm", x)
+    attended = _attention(layer, weights, block, normed)
+    if layer.parallel:
+        return x + attended + _feed_forward(layer, weights, block, normed)
+    if layer.norms_after:
+        attended = _norm(layer, weights, f"{block}.post_attention_norm", attended)
+    x = x + attended
+    fed = _feed_forward(layer, weights, block, _norm(layer, weights, f"{block}.ffn_norm", x))
+    if layer.norms_after:
+        fed = _norm(layer, weights, f"{block}.post_ffw_norm", fed)
+    return x + fed
+
+
+def plain_decoder(layers: Sequence[PlainLayer], weights: Mapping[str, Array], tokens: Sequence[int]) -> list[Array]:
     """The residual stream (n_tokens, n_embd) after the embedding and after each layer: n_layers + 1 arrays."""
-    x = weights["token_embd.weight"][list(tokens)]
-    states = [x]
-    for layer in range(spec.n_layers):
-        block = f"blk.{layer}"
-        x = x + _attention(spec, weights, block, rms_norm(x, weights[f"{block}.attn_norm.weight"], spec.norm_eps))
-        x = x + _feed_forward(weights, block, rms_norm(x, weights[f"{block}.ffn_norm.weight"], spec.norm_eps))
-        states.append(x)
+    states = [weights["token_embd.weight"][list(tokens)]]
+    for index, layer in enumerate(layers):
+        states.append(_plain_layer(layer, weights, f"blk.{index}", states[-1]))
     return states
+
+
+def plain_hidden_states(spec: TinySpec, weights: Mapping[str, Array], tokens: Sequence[int]) -> list[Array]:
+    """`plain_decoder` of a tiny model, whose layers are alike."""
+    layer = PlainLayer(
+        n_heads=spec.n_heads,
+        n_kv_heads=spec.n_kv_heads,
+        head_dim=spec.head_dim,
+        value_dim=spec.value_dim,
+        eps=spec.norm_eps,
+        frequencies=rope_frequencies(spec, weights),
+        style=ROPE_STYLES[spec.architecture],
+        magnitude=rope_magnitude(spec),
+        qk_norm=spec.qk_norm,
+    )
+    return plain_decoder([layer] * spec.n_layers, weights, tokens)
 
 
 def plain_forward(spec: TinySpec, weights: Mapping[str, Array], tokens: Sequence[int]) -> Array:
@@ -163,6 +238,17 @@ def plain_forward(spec: TinySpec, weights: Mapping[str, Array], tokens: Sequence
     x = plain_hidden_states(spec, weights, tokens)[-1]
     x = rms_norm(x, weights["output_norm.weight"], spec.norm_eps)
     return linear(weights, "token_embd" if spec.tied else "output", x)
+
+
+def rounded(weights: Mapping[str, Array], seed: int) -> dict[str, Array]:
+    """Weights in which every row is one float32 rounding (2^-24) larger or smaller."""
+    rng = np.random.default_rng(seed)
+    changed = dict(weights)
+    for name, values in weights.items():
+        if name != "rope_freqs.weight":
+            signs = rng.choice([-1, 1], (values.shape[0], *(1,) * (values.ndim - 1)))
+            changed[name] = values * (1 + 2.0**-24 * signs)
+    return changed
 
 
 def greedy(spec: TinySpec, weights: Mapping[str, Array], tokens: Sequence[int], n: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from minfer.engine.runtime import Runtime, StepPart, step_bounds
 from minfer.engine.session import Session
 from minfer.gguf import open_gguf
 from minfer.graph import Bounds, Symbol
-from minfer.models import KVTypes, declare_graph
+from minfer.models import ARCHITECTURES, Architecture, KVTypes, declare_graph
 from minfer.passes import PassContext, lower
 from minfer.quants import GGMLType
 from minfer.trace import Observer
@@ -43,6 +43,7 @@ def tiny_runtime(
     poison: bool = True,
     observers: Sequence[Observer] = (),
     prefix_cache_bytes: int = 0,
+    architectures: Mapping[str, Architecture] = ARCHITECTURES,
 ) -> Iterator[Runtime]:
     """The model at `path`, lowered for the backends (the reference one by default) and ready to run; its cache is f32
     unless types are given, so that nothing but the computation rounds.
@@ -52,12 +53,12 @@ def tiny_runtime(
     runners = tuple(backends or (ReferenceBackend(),))
     bounds = tiny_bounds(n_ctx, max_tokens)
     with open_gguf(path) as file:
-        hparams, graph = declare_graph(file, kv_types or KVTypes(GGMLType.F32, GGMLType.F32))
+        config, graph = declare_graph(file, kv_types or KVTypes(GGMLType.F32, GGMLType.F32), architectures)
         lowered = lower(graph, PassContext(runners, bounds))
         plan = ExecutionPlan(lowered, runners, FileWeights(file), bounds, n_threads=n_threads, poison=poison)
         identity = ModelIdentity(file, ", ".join(runner.name for runner in runners))
         runtime = Runtime(
-            plan, hparams, n_ctx, bounds, observers, identity=identity, prefix_cache_bytes=prefix_cache_bytes
+            plan, config, n_ctx, bounds, observers, identity=identity, prefix_cache_bytes=prefix_cache_bytes
         )
         try:
             yield runtime

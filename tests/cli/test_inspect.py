@@ -25,6 +25,8 @@ def test_a_file_is_shown(cli, tiny: Path) -> None:
         # 3 layers x (keys + values) x 2 heads x 16 values x 4 bytes
         "KV bytes a position, f32 = 768",
         "KV bytes a position, f16 = 384",
+        "layers 0-2: LayerConfig",
+        "read from the metadata llama.block_count",
     ):
         assert " ".join(line.split()) in " ".join(done.stdout.split())
     assert "q8_0" not in done.stdout

@@ -46,6 +46,7 @@ SHAPES = {
     "odd widths": replace(SHAPE, head_dim=21, value_dim=27),
     "window": replace(SHAPE, window=70),
     "short window": replace(SHAPE, window=3),
+    "softcap": replace(SHAPE, softcap=1.5, window=200),
     "f16": replace(SHAPE, k_type=F16, v_type=F16),
     "q8_0": replace(SHAPE, head_dim=32, value_dim=64, k_type=Q8_0, v_type=Q8_0),
     "mixed": replace(SHAPE, head_dim=32, k_type=Q8_0, v_type=F32, window=90),

@@ -10,7 +10,8 @@ import pytest
 import minfer
 from minfer.engine.cache_types import CACHE_TYPES, parse_cache_type, position_bytes
 from minfer.errors import ParameterError, UnsupportedError
-from minfer.models import HParams, KVTypes
+from minfer.models import KVTypes, ModelConfig
+from minfer.models.config import Attention, Dense, LayerConfig, Norm
 from minfer.quants import GGMLType
 from tiny_load import tiny_path
 
@@ -45,25 +46,32 @@ def test_other_ways_to_write_them(text: str) -> None:
         parse_cache_type(text)
 
 
-@pytest.fixture(scope="module")
-def hparams(tiny_dir: Path) -> HParams:
-    with minfer.load(tiny_path(tiny_dir, "qwen2"), backend="reference") as model:
-        return model.hparams
+def widths(n_layers: int, n_kv_heads: int, head_dim: int, value_dim: int) -> ModelConfig:
+    attention = Attention(n_kv_heads, n_kv_heads, head_dim, value_dim, scale=1.0, rope=None)
+    layer = LayerConfig(attention, Dense(1), Norm(0.0))
+    return ModelConfig("any", 1, 1, 1, (layer,) * n_layers, Norm(0.0))
 
 
-def test_bytes_of_a_position(hparams: HParams) -> None:
+def test_bytes_of_a_position() -> None:
     """The widths of Qwen2.5-0.5B and of Qwen3-4B."""
-    small = replace(hparams, n_layers=24, n_kv_heads=2, head_dim=64, value_dim=64)
+    small = widths(24, 2, 64, 64)
     n_bytes = {name: position_bytes(small, parse_cache_type(name)) for name in CACHE_TYPES}
     assert n_bytes == {"f32": 24_576, "f16": 12_288, "q8_0": 6_528}
     assert n_bytes["f32"] >= 3.7 * n_bytes["q8_0"]
     assert position_bytes(small, parse_cache_type("k:f16,v:q8_0")) == 6_144 + 3_264
-    large = replace(hparams, n_layers=36, n_kv_heads=8, head_dim=128, value_dim=128)
+    large = widths(36, 8, 128, 128)
     assert position_bytes(large, parse_cache_type("f32")) == 294_912
 
 
-def test_no_whole_number_of_blocks(hparams: HParams) -> None:
-    narrow = replace(hparams, head_dim=64, value_dim=48)
+def test_layers_that_are_not_alike() -> None:
+    narrow, wide = widths(2, 1, 32, 32), widths(1, 4, 64, 48)
+    mixed = replace(narrow, layers=(*narrow.layers, *wide.layers))
+    assert position_bytes(mixed, KVTypes(F32, F32)) == 2 * 64 * 4 + 4 * 112 * 4
+    assert position_bytes(mixed, KVTypes(F32, Q8_0)) is None
+
+
+def test_no_whole_number_of_blocks() -> None:
+    narrow = widths(1, 1, 64, 48)
     assert position_bytes(narrow, KVTypes(F32, Q8_0)) is None
     assert position_bytes(narrow, KVTypes(Q8_0, F32)) is not None
 
@@ -75,7 +83,7 @@ def test_a_model_has_what_was_asked_for(text: str, tiny_dir: Path, monkeypatch: 
     monkeypatch.setenv("MINFER_CACHE_TYPE", "f32")
     with minfer.load(path, cache_type=text, backend="reference") as model:
         assert model._runtime.store.cache_types == (want.k, want.v)
-        assert model._runtime.cache_usage().position_bytes == position_bytes(model.hparams, want)
+        assert model._runtime.cache_usage().position_bytes == position_bytes(model.config, want)
     with minfer.load(path, backend="reference") as model:
         assert model._runtime.store.cache_types == (F32, F32)
     monkeypatch.delenv("MINFER_CACHE_TYPE")

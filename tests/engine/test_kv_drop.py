@@ -81,7 +81,7 @@ def check_drop(run: Runtime, tokens: Sequence[int], start: int, end: int) -> Non
     with Session(run) as session, Session(run) as anew:
         session.extend(tokens)
         anew.extend(left)
-        before = [packed_rows(run, session, layer) for layer in range(run.hparams.n_layers)]
+        before = [packed_rows(run, session, layer) for layer in range(run.config.n_layers)]
         session.drop(start, end)
         assert session.tokens == tuple(left)
         k, v = packed_rows(run, session, 0)

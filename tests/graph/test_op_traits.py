@@ -54,6 +54,8 @@ ROW_WISE: list[tuple[Op, tuple[Operand, ...]]] = [
     (ops.GatedMatMul(SILU), (X, W, UP)),
     (ops.RMSNorm(0.1), (X, weight(random(64, seed=6)))),
     (ops.AddRMSNorm(0.1), (X, Y, weight(random(64, seed=6)))),
+    (ops.LayerNorm(0.1, has_bias=True), (X, weight(random(64, seed=6)), weight(random(64, seed=7)))),
+    (ops.Softcap(1.5), (X,)),
     (ops.Add(), (X, Y)),
     (ops.Multiply(), (X, Y)),
     (ops.Activation(SILU), (X,)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,13 @@ import pytest
 from edited_gguf import edited
 from minfer.errors import GGUFError, GraphError, ModelError, UnsupportedError
 from minfer.gguf import open_gguf
-from minfer.graph import Graph, Symbol, TensorSpec, ValueKind, verify
-from minfer.graph.ops import Attention, MatMul, Reshape, RMSNorm, Rope, RopeStyle, SelectRows
-from minfer.models import ARCHITECTURES, Architecture, Declaration, HParams, KVTypes, declare_graph
-from minfer.models.blocks import dense_decoder, kv_regions
-from minfer.models.hparams import read_hparams
+from minfer.graph import Graph, Symbol, TensorSpec, ValueKind, ops, verify
+from minfer.graph.ops import MatMul, Reshape, RMSNorm, Rope, RopeStyle, SelectRows
+from minfer.models import ARCHITECTURES, Architecture, Declaration, KVTypes, ModelConfig, declare_graph, read_config
+from minfer.models.blocks import kv_regions
+from minfer.models.config import Attention
+from minfer.models.keys import Keys
+from minfer.models.qwen3 import QWEN3
 from minfer.quants import GGMLType, row_bytes
 from small_graphs import node, value
 from tiny_models import (
@@ -33,7 +34,7 @@ from tiny_runtime import tiny_runtime
 TinyPath = Callable[[str], Path]
 
 
-def declared(path: Path, kv_types: KVTypes | None = None) -> tuple[HParams, Graph]:
+def declared(path: Path, kv_types: KVTypes | None = None) -> tuple[ModelConfig, Graph]:
     with open_gguf(path) as file:
         return declare_graph(file, kv_types)
 
@@ -87,7 +88,7 @@ def test_qwen3_normalises_queries_and_keys_before_they_turn(name: str, n_norms: 
 def test_attention_is_scaled_by_the_width_of_a_key(name: str, tiny_path: TinyPath) -> None:
     spec = TINY_SPECS[name]
     _, graph = declared(tiny_path(name))
-    found = [each.op for each in graph.nodes if isinstance(each.op, Attention)]
+    found = [each.op for each in graph.nodes if isinstance(each.op, ops.Attention)]
     assert [op.scale**-2 for op in found] == pytest.approx([spec.head_dim] * spec.n_layers, rel=1e-14)
     assert {op.window for op in found} == {None}
     heads = value(graph, "blk.0.heads").spec
@@ -114,14 +115,12 @@ def bytes_a_position(graph: Graph) -> int:
 def test_kv_bytes_a_position(n_layers: int, n_kv_heads: int, head_dim: int, n_bytes: int, tiny_path: TinyPath) -> None:
     """Qwen2.5-0.5B, and Qwen3-4B; with q8_0 it is 34 bytes for 32 values, 3.76 times less."""
     with open_gguf(tiny_path("qwen2")) as file:
-        small = read_hparams(file, "qwen2")
-        hparams = replace(
-            small, n_layers=n_layers, n_kv_heads=n_kv_heads, head_dim=head_dim, value_dim=head_dim, n_heads=16
-        )
+        config, _ = read_config(file)
+        attention = Attention(16, n_kv_heads, head_dim, head_dim, scale=1.0, rope=None)
         for ggml_type, wanted in ((GGMLType.F32, n_bytes), (GGMLType.F16, n_bytes // 2), (GGMLType.Q8_0, None)):
-            model = Declaration(file, hparams, KVTypes(ggml_type, ggml_type))
+            model = Declaration(file, config, KVTypes(ggml_type, ggml_type))
             for layer in range(n_layers):
-                kv_regions(model, layer)
+                kv_regions(model, attention, f"blk.{layer}")
             met = bytes_a_position(model.builder.build({}))
             assert met == (wanted or n_bytes * 34 // 128)
             assert met == n_layers * n_kv_heads * 2 * row_bytes(ggml_type, head_dim)
@@ -272,25 +271,30 @@ def test_names_are_those_in_files() -> None:
         assert architecture.name == name
 
 
-def toy_decoder(model: Declaration, rope_style: RopeStyle) -> Graph:
+def toy_config(keys: Keys) -> ModelConfig:
+    """A model without layers, whatever the file has."""
+    return replace(QWEN3.read(keys), layers=())
+
+
+def toy_decoder(model: Declaration) -> Graph:
     """One projection of the embedding, from the public pieces alone."""
-    builder, hparams = model.builder, model.hparams
-    table = model.weight("token_embd.weight", hparams.n_vocab, hparams.n_embd)
-    x = model.norm(builder.embedding(builder.input("tokens"), table, "embedding"), "output_norm", hparams.n_embd)
+    builder, config = model.builder, model.config
+    table = model.weight("token_embd.weight", config.n_vocab, config.n_embd)
+    x = model.norm(builder.embedding(builder.input("tokens"), table, "embedding"), config.output_norm, "output_norm")
     rows = builder.select_rows(x, builder.input("output_rows"), "rows")
-    return model.finish(model.linear(rows, "output", hparams.n_vocab))
+    return model.finish(model.linear(rows, "output", config.n_vocab))
 
 
 def test_a_new_architecture_needs_no_change_elsewhere(tmp_path: Path) -> None:
-    """A toy of its own make, and one made of the blocks there are, beside those in the registry."""
-    toy = Architecture("toy", RopeStyle.INTERLEAVED, toy_decoder)
-    kin = Architecture("kin", RopeStyle.NON_INTERLEAVED, partial(dense_decoder, qk_norm=True))
+    """A toy that declares its graph itself, and one made of the shared blocks, beside those in the registry."""
+    toy = Architecture("toy", toy_config, toy_decoder)
+    kin = Architecture("kin", QWEN3.read)
     architectures = {**ARCHITECTURES, toy.name: toy, kin.name: kin}
     spec = replace(TINY_SPECS["qwen3"], architecture="kin")
     path = write_tiny(tmp_path / "kin.gguf", spec)
     with open_gguf(path) as file:
-        hparams, graph = declare_graph(file, architectures=architectures)
-        assert hparams.architecture == "kin"
+        config, graph = declare_graph(file, architectures=architectures)
+        assert config.architecture == "kin"
     assert len(graph.nodes) == len(declared(write_tiny(tmp_path / "q.gguf", TINY_SPECS["qwen3"]))[1].nodes)
     assert {n.op.style for n in graph.nodes if isinstance(n.op, Rope)} == {RopeStyle.NON_INTERLEAVED}
 
@@ -309,14 +313,14 @@ def test_a_new_architecture_needs_no_change_elsewhere(tmp_path: Path) -> None:
 
 
 def test_a_declared_graph_is_verified(tiny_path: TinyPath) -> None:
-    def forgetful(model: Declaration, rope_style: RopeStyle) -> Graph:
+    def forgetful(model: Declaration) -> Graph:
         builder = model.builder
         table = model.weight("token_embd.weight", 300, 64)
         heads = builder.split_heads(builder.embedding(builder.input("tokens"), table, "x"), 2, "heads")
         k, v = (builder.kv_region(name, 2, 32, GGMLType.F32) for name in "kv")
         return builder.build({"logits": builder.attention(heads, k, v, scale=1.0, window=None, name="y")})
 
-    architecture = Architecture("qwen2", RopeStyle.INTERLEAVED, forgetful)
+    architecture = Architecture("qwen2", ARCHITECTURES["qwen2"].read, forgetful)
     with open_gguf(tiny_path("qwen2")) as file, pytest.raises(GraphError, match="y reads k before this step's store"):
         declare_graph(file, architectures={"qwen2": architecture})
 

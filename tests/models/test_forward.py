@@ -15,7 +15,7 @@ from minfer.engine.runtime import StepPart
 from minfer.engine.session import Session
 from minfer.models import KVTypes
 from minfer.quants import GGMLType
-from plain_forward import Array, plain_forward
+from plain_forward import Array, plain_forward, rounded
 from tiny_models import TINY_SPECS, RopeScaling, TinySpec, load_weights, write_tiny
 from tiny_runtime import chunked_logits, same_bits, tiny_runtime, whole_logits
 
@@ -26,17 +26,6 @@ TOKENS = [(7 * i + 3) % 300 for i in range(70)]
 SHORT = TOKENS[:24]
 
 KV_TYPES = [KVTypes(GGMLType.F16, GGMLType.F16), KVTypes(GGMLType.Q8_0, GGMLType.Q8_0), KVTypes(v=GGMLType.F16)]
-
-
-def rounded(weights: Mapping[str, Array], seed: int) -> dict[str, Array]:
-    """Weights in which every row is one float32 rounding (2^-24) larger or smaller."""
-    rng = np.random.default_rng(seed)
-    changed = dict(weights)
-    for name, values in weights.items():
-        if name != "rope_freqs.weight":
-            signs = rng.choice([-1, 1], (values.shape[0], *(1,) * (values.ndim - 1)))
-            changed[name] = values * (1 + 2.0**-24 * signs)
-    return changed
 
 
 def tolerance(spec: TinySpec, weights: Mapping[str, Array], tokens: Sequence[int], expected: Array) -> float:

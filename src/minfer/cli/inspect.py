@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from minfer.backends import BACKEND_NAMES, Backend, make_backend
+from minfer.cli.config_lines import config_lines
 from minfer.cli.console import ProgressBar, reports_errors, write_text
 from minfer.cli.fetching import fetch_model
 from minfer.cli.options import ModelArgument, ModelOption, chosen_model
@@ -17,7 +19,7 @@ from minfer.engine.runtime import step_bounds
 from minfer.errors import ParameterError, did_you_mean
 from minfer.gguf import GGUFArray, GGUFFile, open_gguf
 from minfer.graph import Graph, to_dot, to_json, to_text
-from minfer.models import HParams, adapter_description, declare_graph
+from minfer.models import ModelConfig, adapter_description, declare_graph, read_config
 from minfer.passes import PIPELINE, PassContext, run_passes
 from minfer.settings import read_settings
 
@@ -90,8 +92,8 @@ def _show_file(file: GGUFFile) -> None:
     lines += ["", "sampling where nothing else is said", f"  {sampling_line(default_sampling(file))}"]
     write_text("\n".join(lines), "\n")
     if file.tensors and adapter is None:
-        hparams, _ = declare_graph(file)
-        write_text("\n".join(["", "parameters", *_hparam_lines(hparams)]), "\n")
+        declare_graph(file)  # refuses tensors that would be left out
+        write_text("\n".join(["", *_model_lines(*read_config(file))]), "\n")
 
 
 def _totals(file: GGUFFile) -> list[str]:
@@ -109,29 +111,13 @@ def _totals(file: GGUFFile) -> list[str]:
     return [*lines, f"  {'all':<8} {n_values:>16,} values {n_bytes:>16,} bytes"]
 
 
-def _hparam_lines(hparams: HParams) -> list[str]:
-    rope = hparams.rope
-    numbers = {
-        "architecture": hparams.architecture,
-        "n_layers": hparams.n_layers,
-        "n_embd": hparams.n_embd,
-        "n_heads": hparams.n_heads,
-        "n_kv_heads": hparams.n_kv_heads,
-        "head_dim": hparams.head_dim,
-        "value_dim": hparams.value_dim,
-        "n_ff": hparams.n_ff,
-        "n_vocab": hparams.n_vocab,
-        "n_ctx_train": hparams.n_ctx_train,
-        "norm_eps": hparams.norm_eps,
-        "window": hparams.window or "none",
-        "rope": f"n_rot {rope.n_rot}, base {rope.freq_base:g}, scaling {rope.scaling.value} (factor {rope.factor:g})",
-    }
-    lines = [f"  {name} = {value}" for name, value in numbers.items()]
+def _model_lines(config: ModelConfig, keys: Sequence[str]) -> list[str]:
+    lines = ["model", *config_lines(config)]
     for name in CACHE_TYPES:
-        n_bytes = position_bytes(hparams, parse_cache_type(name))
+        n_bytes = position_bytes(config, parse_cache_type(name))
         if n_bytes is not None:
             lines.append(f"  KV bytes a position, {name} = {n_bytes:,}")
-    return lines
+    return [*lines, "", "read from the metadata", *(f"  {key}" for key in keys)]
 
 
 def _show_graph(built: Graph, after: str | None, graph_format: GraphFormat, backend: Backend) -> None:

@@ -106,7 +106,7 @@ class BatchEngine(Unpicklable):
 
     @property
     def n_vocab(self) -> int:
-        return self._runtime.hparams.n_vocab
+        return self._runtime.config.n_vocab
 
     @property
     def failure(self) -> BaseException | None:

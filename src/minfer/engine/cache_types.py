@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from minfer.errors import ParameterError, UnsupportedError
-from minfer.models import HParams, KVTypes
+from minfer.models import KVTypes, ModelConfig
 from minfer.quants import GGMLType, block_geometry, row_bytes
 
 CACHE_TYPES: Final[Mapping[str, GGMLType]] = MappingProxyType(
@@ -36,14 +36,16 @@ def parse_cache_type(text: str | None) -> KVTypes:
     return KVTypes(types["k"], types["v"])
 
 
-def position_bytes(hparams: HParams, types: KVTypes) -> int | None:
+def position_bytes(config: ModelConfig, types: KVTypes) -> int | None:
     """Bytes that a position takes in the KV cache, in all layers; None where a head's width is no whole number of a
     type's blocks, so that the type can't be used."""
     n_bytes = 0
-    for width, ggml_type in ((hparams.head_dim, types.k), (hparams.value_dim, types.v)):
-        if width % block_geometry(ggml_type).n_values:
-            return None
-        n_bytes += hparams.n_layers * hparams.n_kv_heads * row_bytes(ggml_type, width)
+    for layer in config.layers:
+        attention = layer.mixer
+        for width, ggml_type in ((attention.head_dim, types.k), (attention.value_dim, types.v)):
+            if width % block_geometry(ggml_type).n_values:
+                return None
+            n_bytes += attention.n_kv_heads * row_bytes(ggml_type, width)
     return n_bytes
 
 

@@ -74,7 +74,7 @@ def load_conversation(path: str | Path, runtime: Runtime, defaults: DefaultSampl
     session = Session(runtime, sequence=sequence)
     try:
         state = from_json(extra["state"])
-        check_tokens(state.transcript.tokens, runtime.hparams.n_vocab)
+        check_tokens(state.transcript.tokens, runtime.config.n_vocab)
         options, shifts = _options(extra["options"], defaults), bool(extra["context_shift"])
     except BaseException as error:
         session.close()

@@ -19,7 +19,7 @@ from minfer.engine.runtime import DEFAULT_N_SEQUENCES, Runtime, step_bounds
 from minfer.errors import MinferWarning, ModelError, ParameterError
 from minfer.gguf import GGUFFile, open_gguf
 from minfer.hub import Progress, resolve_model
-from minfer.models import HParams, declare_graph
+from minfer.models import ModelConfig, declare_graph
 from minfer.passes import PassContext, lower
 from minfer.settings import Settings, read_settings
 from minfer.text import Tokenizer, build_tokenizer
@@ -77,19 +77,19 @@ def load(
     runner = make_backend(backend or settings.backend or BACKEND_NAMES[0], settings)
     file = open_gguf(resolve_model(path_or_name, cache_dir=settings.cache_dir, progress=progress))
     try:
-        hparams, graph = declare_graph(file, kv_types)
+        config, graph = declare_graph(file, kv_types)
         tokenizer = build_tokenizer(file.metadata, chat_template)
-        if tokenizer.n_vocab != hparams.n_vocab:
+        if tokenizer.n_vocab != config.n_vocab:
             raise ModelError(
-                f"the tokenizer has {tokenizer.n_vocab} tokens, and token_embd.weight has {hparams.n_vocab} rows"
+                f"the tokenizer has {tokenizer.n_vocab} tokens, and token_embd.weight has {config.n_vocab} rows"
             )
-        size = _context_size(n_ctx, hparams)
+        size = _context_size(n_ctx, config)
         bounds = step_bounds(size, n_sequences=n_sequences)
         lowered = lower(graph, PassContext((runner,), bounds))
         plan = ExecutionPlan(lowered, (runner,), FileWeights(file), bounds, n_threads=threads, progress=progress)
         runtime = Runtime(
             plan,
-            hparams,
+            config,
             size,
             bounds,
             _observers(settings),
@@ -126,12 +126,12 @@ class FileWeights:
         self._file.release(name)
 
 
-def _context_size(n_ctx: int | None, hparams: HParams) -> int:
+def _context_size(n_ctx: int | None, config: ModelConfig) -> int:
     if n_ctx is None:
-        return min(hparams.n_ctx_train, DEFAULT_N_CTX)
-    if n_ctx > hparams.n_ctx_train:
+        return min(config.n_ctx_train, DEFAULT_N_CTX)
+    if n_ctx > config.n_ctx_train:
         warnings.warn(
-            f"n_ctx {n_ctx} is more than the {hparams.n_ctx_train} positions that the model was trained with: "
+            f"n_ctx {n_ctx} is more than the {config.n_ctx_train} positions that the model was trained with: "
             "its answers may get worse beyond them",
             MinferWarning,
             stacklevel=3,

@@ -30,7 +30,7 @@ from minfer.engine.unpicklable import Unpicklable
 from minfer.errors import ParameterError
 from minfer.gguf import GGUFFile
 from minfer.graph import PAGE_SIZE
-from minfer.models import HParams
+from minfer.models import ModelConfig
 from minfer.sampling import VocabularyOps
 from minfer.text import Tokenizer
 from minfer.text.messages import plain_messages
@@ -56,8 +56,8 @@ class Model(Unpicklable):
         return self._tokenizer
 
     @property
-    def hparams(self) -> HParams:
-        return self._runtime.hparams
+    def config(self) -> ModelConfig:
+        return self._runtime.config
 
     @property
     def n_ctx(self) -> int:
@@ -66,7 +66,7 @@ class Model(Unpicklable):
 
     @property
     def n_vocab(self) -> int:
-        return self._runtime.hparams.n_vocab
+        return self._runtime.config.n_vocab
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ from minfer.engine.plan import ExecutionPlan
 from minfer.engine.prefix_cache import PrefixCache
 from minfer.errors import ParameterError
 from minfer.graph import PAGE_SIZE, Bounds, StepInputs, Symbol
-from minfer.models import HParams
+from minfer.models import ModelConfig
 from minfer.trace import Observer
 
 MAX_TOKENS_PER_STEP = 512
@@ -112,7 +112,7 @@ class Runtime:
     def __init__(
         self,
         plan: ExecutionPlan,
-        hparams: HParams,
+        config: ModelConfig,
         n_ctx: int,
         bounds: Bounds,
         observers: Sequence[Observer],
@@ -120,7 +120,7 @@ class Runtime:
         identity: ModelIdentity,
         prefix_cache_bytes: int = 0,
     ) -> None:
-        self.hparams = hparams
+        self.config = config
         self.identity = identity
         self.n_ctx = n_ctx
         self.pool = PagePool(bounds[Symbol.N_CELLS] // PAGE_SIZE)
@@ -163,7 +163,7 @@ class Runtime:
         """
         sequence = KVSequence(self.pool, self.store, self.n_ctx)
         if reuse:
-            check_tokens(reuse, self.hparams.n_vocab)
+            check_tokens(reuse, self.config.n_vocab)
             wanted = token_bytes(reuse)
             with self.lock:
                 found = self.prefix_cache.find(wanted)
@@ -178,9 +178,9 @@ class Runtime:
             ParameterError: a token that is not in the vocabulary; or the model is closed.
         """
         for part in parts:
-            check_tokens(part.tokens, self.hparams.n_vocab)
+            check_tokens(part.tokens, self.config.n_vocab)
         inputs = make_inputs(parts)
-        inputs.check(n_vocab=self.hparams.n_vocab, n_ctx=self.n_ctx, bounds=self._bounds)
+        inputs.check(n_vocab=self.config.n_vocab, n_ctx=self.n_ctx, bounds=self._bounds)
         with self.lock:
             self.check_open()
             return self._plan.step(inputs, self._observers)

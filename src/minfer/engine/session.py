@@ -198,7 +198,7 @@ class Session(Unpicklable):
         with self._runtime.lock:
             self._check_open()
             self.check_room(len(tokens))
-            check_tokens(tokens, self._runtime.hparams.n_vocab)
+            check_tokens(tokens, self._runtime.config.n_vocab)
             self._sequence.reserve(self.n_tokens + len(tokens))
 
     def _part(self, tokens: Sequence[int], rows: Sequence[int]) -> StepPart:

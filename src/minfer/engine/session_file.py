@@ -166,7 +166,7 @@ def _load(file: HashedReader, path: Path, runtime: Runtime, kind: str) -> tuple[
             file.read_into(rows)
         if not file.check_digest():
             raise SessionFileError(path, "it is damaged: its checksum is wrong")
-        check_tokens(tokens.tolist(), runtime.hparams.n_vocab)
+        check_tokens(tokens.tolist(), runtime.config.n_vocab)
         sequence.append(tokens.tolist())
         sequence.limit_cold(header.n_cold if header.numerics == runtime.identity.numerics else 0)
     except BaseException:

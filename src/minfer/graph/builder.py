@@ -91,10 +91,18 @@ class GraphBuilder:
         self._add(ops.KVStore(), (k, v, cells, k_region, v_region), (), name)
 
     def attention(
-        self, q: Value, k_region: Value, v_region: Value, *, scale: float, window: int | None, name: str
+        self,
+        q: Value,
+        k_region: Value,
+        v_region: Value,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None = None,
+        name: str,
     ) -> Value:
         inputs = (q, k_region, v_region, self.input("pages"), self.input("spans"))
-        return self.apply(ops.Attention(scale, window), inputs, name)
+        return self.apply(ops.Attention(scale, window, softcap), inputs, name)
 
     def select_rows(self, x: Value, rows: Value, name: str) -> Value:
         return self.apply(ops.SelectRows(), (x, rows), name)

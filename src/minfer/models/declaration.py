@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from minfer.errors import ModelError, UnsupportedError
 from minfer.gguf import GGUFFile
-from minfer.graph import Graph, GraphBuilder, Value
-from minfer.graph.ops import RopeStyle
-from minfer.models.hparams import HParams
+from minfer.graph import Graph, GraphBuilder, Value, ops
+from minfer.models.config import ModelConfig, Norm, NormKind, Rope
+from minfer.models.rope_scaling import make_rope
 from minfer.quants import GGMLType, dequantise
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -28,12 +27,13 @@ class KVTypes:
 class Declaration:
     """Declares weights by their GGUF name with the shape that they must have, and remembers which were used."""
 
-    def __init__(self, file: GGUFFile, hparams: HParams, kv_types: KVTypes) -> None:
-        self.hparams = hparams
+    def __init__(self, file: GGUFFile, config: ModelConfig, kv_types: KVTypes) -> None:
+        self.config = config
         self.kv_types = kv_types
         self.builder = GraphBuilder()
         self._file = file
         self._used: set[str] = set()
+        self._ropes: dict[Rope, ops.Rope] = {}
 
     def weight(self, name: str, *shape: int) -> Value:
         """A tensor that must be there, of this shape (row-major).
@@ -43,7 +43,7 @@ class Declaration:
         """
         info = self._file.tensors.get(name)
         if info is None:
-            raise ModelError(f"the file has no tensor {name}, which {self.hparams.architecture} needs")
+            raise ModelError(f"the file has no tensor {name}, which {self.config.architecture} needs")
         if info.shape != shape:
             raise ModelError(f"{name} is {list(info.shape)}, and the metadata make it {list(shape)}")
         self._used.add(name)
@@ -58,12 +58,25 @@ class Declaration:
         bias = self.weight(f"{name}.bias", n_rows) if self.has(f"{name}.bias") else None
         return self.builder.matmul(x, weight, bias, name)
 
-    def norm(self, x: Value, name: str, width: int) -> Value:
-        """RMSNorm with `NAME.weight`. The result is named `NAME`."""
-        return self.builder.rms_norm(x, self.weight(f"{name}.weight", width), self.hparams.norm_eps, name)
+    def norm(self, x: Value, norm: Norm, name: str) -> Value:
+        """The norm of x's last dimension, with `NAME.weight`. The result is named `NAME`."""
+        width = x.spec.shape[-1]
+        assert isinstance(width, int)  # only the first dimension is a symbol
+        weight = self.weight(f"{name}.weight", width)
+        match norm.kind:
+            case NormKind.RMS:
+                return self.builder.rms_norm(x, weight, norm.eps, name)
+            case NormKind.LAYER:
+                bias = [self.weight(f"{name}.bias", width)] if self.has(f"{name}.bias") else []
+                return self.builder.apply(ops.LayerNorm(norm.eps, has_bias=bool(bias)), (x, weight, *bias), name)
 
-    def rope_divisors(self) -> tuple[float, ...] | None:
-        """The values of `rope_freqs.weight`, where the file has it."""
+    def rope(self, x: Value, rope: Rope, name: str) -> Value:
+        """x [n, n_heads, head_dim] rotated to its positions, with the file's `rope_freqs.weight` where there is one."""
+        if rope not in self._ropes:
+            self._ropes[rope] = make_rope(rope, self._rope_divisors())
+        return self.builder.rope(x, self.builder.input("positions"), self._ropes[rope], name)
+
+    def _rope_divisors(self) -> tuple[float, ...] | None:
         if not self.has(ROPE_FREQS):
             return None
         info = self._file.tensors[ROPE_FREQS]
@@ -85,16 +98,7 @@ class Declaration:
             shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
             count = f"{len(unused)} tensor{'s' if len(unused) > 1 else ''}"
             raise UnsupportedError(
-                f"{count} of this {self.hparams.architecture} file ({shown})",
+                f"{count} of this {self.config.architecture} file ({shown})",
                 hint="The model is more than what is built for this architecture",
             )
         return self.builder.build({"logits": logits})
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """One architecture: its name in `general.architecture`, and how its graph is declared."""
-
-    name: str
-    rope_style: RopeStyle
-    declare: Callable[[Declaration, RopeStyle], Graph]

@@ -2,10 +2,10 @@
 
 For token t and query head h, with KV head g = h // (n_heads // n_kv_heads):
     w = softmax_j(scale * q[t, h] . k[j, g]),  y[t, h] = sum_j w[j] v[j, g]
-where j runs over the token's window (see `ops.Attention`). The cells outside are never looked at, so that whatever they
-hold, NaN included, contributes nothing, and neighbours in the batch change nothing. All in float64; the maximum is
-subtracted before exp, and the sum normalises once. Each token is reduced alone, in shapes that depend on its window
-only.
+or softmax_j(c tanh(scale * q[t, h] . k[j, g] / c)) with a soft-cap c, where j runs over the token's window (see
+`ops.Attention`). The cells outside are never looked at, so that whatever they hold, NaN included, contributes nothing,
+and neighbours in the batch change nothing. All in float64; the maximum is subtracted before exp, and the sum normalises
+once. Each token is reduced alone, in shapes that depend on its window only.
 """
 
 from __future__ import annotations
@@ -30,16 +30,19 @@ def attention(op: Attention, q: Array32, k_region: Region, v_region: Region, pag
             cells = pages[page_start + positions // PAGE_SIZE].astype(np.int64) * PAGE_SIZE + positions % PAGE_SIZE
             read = (page_start, k_region.read(cells), v_region.read(cells))
         first = 0 if op.window is None else max(0, n_visible - op.window)
-        outputs.append(attend(row.astype(np.float64), read[1][first:n_visible], read[2][first:n_visible], op.scale))
+        k, v = (cells[first:n_visible] for cells in read[1:])
+        outputs.append(attend(row.astype(np.float64), k, v, op.scale, op.softcap))
     return np.stack(outputs).astype(np.float32)
 
 
-def attend(q: Array64, k: Array64, v: Array64, scale: float) -> Array64:
+def attend(q: Array64, k: Array64, v: Array64, scale: float, softcap: float | None = None) -> Array64:
     """One token: q [n_heads, head_dim], k [n, n_kv_heads, head_dim], v [n, n_kv_heads, value_dim] -> [n_heads,
     value_dim]."""
     n_heads, n_kv_heads = q.shape[0], k.shape[1]
     grouped = q.reshape(n_kv_heads, n_heads // n_kv_heads, -1)
     scores = scale * np.einsum("ghd,ngd->ghn", grouped, k)
+    if softcap is not None:
+        scores = softcap * np.tanh(scores / softcap)
     weights = softmax(scores)
     y: Array64 = np.einsum("ghn,ngd->ghd", weights, v).reshape(n_heads, -1)
     return y

@@ -10,11 +10,13 @@ from minfer.backends.reference import (
     elementwise,
     embedding,
     kv_store,
+    layer_norm,
     matmul,
     reshape,
     rms_norm,
     rope,
     select_rows,
+    softcap,
 )
 from minfer.backends.reference.operands import Kernels
 
@@ -24,11 +26,13 @@ _MODULES = (
     elementwise,
     embedding,
     kv_store,
+    layer_norm,
     matmul,
     reshape,
     rms_norm,
     rope,
     select_rows,
+    softcap,
 )
 
 KERNELS: Kernels = MappingProxyType({op: kernel for module in _MODULES for op, kernel in module.KERNELS.items()})

@@ -5,14 +5,14 @@ What an op *computes* is defined by its file in `backends/reference/`.
 
 from minfer.graph.ops.attention import Attention, KVStore, Rope, RopeStyle
 from minfer.graph.ops.base import Op, Roles, Specs, WeightRole, roles
-from minfer.graph.ops.elementwise import Activation, ActivationKind, Add, GatedActivation, Multiply
+from minfer.graph.ops.elementwise import Activation, ActivationKind, Add, GatedActivation, Multiply, Softcap
 from minfer.graph.ops.linear import Embedding, GatedMatMul, MatMul, MatMulGroup
 from minfer.graph.ops.movement import Copy, Reshape, SelectRows
-from minfer.graph.ops.norm import AddRMSNorm, RMSNorm
+from minfer.graph.ops.norm import AddRMSNorm, LayerNorm, RMSNorm
 
 OPS: tuple[type[Op], ...] = (
     Embedding, MatMul, MatMulGroup, GatedMatMul, RMSNorm, AddRMSNorm, Add, Multiply, Activation, GatedActivation,
-    Reshape, Rope, KVStore, Attention, SelectRows, Copy,
+    LayerNorm, Softcap, Reshape, Rope, KVStore, Attention, SelectRows, Copy,
 )  # fmt: skip
 """Every op."""
 
@@ -28,6 +28,7 @@ __all__ = [
     "GatedActivation",
     "GatedMatMul",
     "KVStore",
+    "LayerNorm",
     "MatMul",
     "MatMulGroup",
     "Multiply",
@@ -38,6 +39,7 @@ __all__ = [
     "Rope",
     "RopeStyle",
     "SelectRows",
+    "Softcap",
     "Specs",
     "WeightRole",
     "roles",

@@ -80,14 +80,16 @@ class Attention(Op):
 
     Token t sees the positions j in [max(0, n_visible - window), n_visible) of its own sequence, where
     `spans[t] = (page_start, n_visible)`; position j stands in cell `pages[page_start + j // 64] * 64 + j % 64`.
-    Query head h reads KV head `h // (n_heads // n_kv_heads)`. Softmax of `scale * q.k`, then the weighted sum of the
-    values. Source: Vaswani et al. (2017); grouped queries: Ainslie et al. (2023); paged cache: Kwon et al. (2023).
+    Query head h reads KV head `h // (n_heads // n_kv_heads)`. Softmax of `s = scale * q.k`, or of
+    `softcap * tanh(s / softcap)`, then the weighted sum of the values. Source: Vaswani et al. (2017); grouped queries:
+    Ainslie et al. (2023); paged cache: Kwon et al. (2023); soft-caps: Gemma 2 (2024).
     """
 
     states_read = (1, 2)
 
     scale: float
     window: int | None = None
+    softcap: float | None = None
 
     def output_specs(self, inputs: Specs) -> tuple[TensorSpec, ...]:
         q, k_state, v_state, pages, spans = take(self, inputs, 5)
@@ -103,4 +105,5 @@ class Attention(Op):
         want(self, v_state.shape[1] == n_kv_heads, f"K has {n_kv_heads} heads and V has {v_state.shape[1]}")
         want(self, q.shape[2] == k_state.shape[2], f"queries {q} and keys {k_state} differ in width")
         want(self, self.window is None or self.window > 0, f"window {self.window}")
+        want(self, self.softcap is None or self.softcap > 0, f"softcap {self.softcap}")
         return (TensorSpec((q.shape[0], n_heads, v_state.shape[2])),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from minfer.graph.ops.base import Op, Specs, same_specs, take, want_f32
+from minfer.graph.ops.base import Op, Specs, same_specs, take, want, want_f32
 from minfer.graph.specs import TensorSpec
 
 
@@ -66,3 +66,19 @@ class GatedActivation(Op):
 
     def output_specs(self, inputs: Specs) -> tuple[TensorSpec, ...]:
         return same_specs(self, inputs)
+
+
+@dataclass(frozen=True)
+class Softcap(Op):
+    """(x) -> limit * tanh(x / limit), element by element: like x near 0, and never beyond the limit."""
+
+    row_wise = True
+    in_place_inputs = (0,)
+
+    limit: float
+
+    def output_specs(self, inputs: Specs) -> tuple[TensorSpec, ...]:
+        (x,) = take(self, inputs, 1)
+        want_f32(self, x)
+        want(self, self.limit > 0, f"limit {self.limit}")
+        return (x,)

@@ -46,3 +46,26 @@ class AddRMSNorm(Op):
         same_specs(self, (a, b))
         want(self, weight.shape == a.shape[-1:], f"weight {weight} does not fit {a}")
         return (a, a)
+
+
+@dataclass(frozen=True)
+class LayerNorm(Op):
+    """(x f32[..., d], weight[d] (, bias[d])) -> like x: (x - mean) / sqrt(variance + eps) * weight + bias over the last
+    dimension; the variance is the mean of (x - mean)^2."""
+
+    row_wise = True
+    in_place_inputs = (0,)
+
+    eps: float
+    has_bias: bool = False
+
+    @property
+    def weight_roles(self) -> Roles:
+        return roles(vector=[1, 2] if self.has_bias else [1])
+
+    def output_specs(self, inputs: Specs) -> tuple[TensorSpec, ...]:
+        x, *vectors = take(self, inputs, 3 if self.has_bias else 2)
+        want_f32(self, x)
+        for vector in vectors:
+            want(self, vector.shape == x.shape[-1:], f"weight {vector} does not fit {x}")
+        return (x,)

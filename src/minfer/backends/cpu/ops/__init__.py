@@ -9,12 +9,14 @@ from minfer.backends.cpu.ops import (
     elementwise,
     embedding,
     kv_store,
+    layer_norm,
     matmul,
     reshape,
     rms_norm,
     rope,
     rope_store,
     select_rows,
+    softcap,
 )
 from minfer.graph.ops import Op
 
@@ -23,11 +25,13 @@ _MODULES = (
     elementwise,
     embedding,
     kv_store,
+    layer_norm,
     matmul,
     reshape,
     rms_norm,
     rope,
     select_rows,
+    softcap,
 )
 
 OPS: Mapping[type[Op], CpuOp] = MappingProxyType({each.op: each for module in _MODULES for each in module.OPS})

@@ -2,7 +2,7 @@
 
 For a token and a query head, and the positions j of a page that it sees:
 
-    s_j = scale * (sum over d of q[d] k_j[d])      m = max s_j
+    s_j = scale * (sum over d of q[d] k_j[d]), soft-capped where there is a cap      m = max s_j
     p_j = exp(s_j - m)      l = sum p_j      a[d] = sum over j of p_j v_j[d], by fma in the order of j
 
 and pages are folded from the first to the last:
@@ -24,6 +24,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from minfer.backends.cpu.ops.activate import softcap
 from minfer.backends.cpu.ops.kv_rows import load_values
 from minfer.quants import GGMLType, row_bytes
 from minfer.simd import Kernel, Value, f32, vec
@@ -60,6 +61,11 @@ class PackedRows:
         first = self.row(j).offset_bytes(d * of_row // self.width)
         for offset in range(0, n_dims * of_row // self.width, _LINE_BYTES):
             k.prefetch(first.offset_bytes(offset), locality=2)
+
+
+def score(k: Kernel, dots: Value, scale: float, cap: float | None) -> Value:
+    """s of sums q k."""
+    return dots * scale if cap is None else softcap(k, dots * scale, cap)
 
 
 def weigh(k: Kernel, lanes: int, first: Value, stop: Value, weights: Value) -> tuple[Value, Value]:

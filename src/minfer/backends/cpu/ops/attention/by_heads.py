@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from minfer.backends.cpu.ops.attention.arithmetic import LOWEST, N_PARTS, Factors, PackedRows, weigh
+from minfer.backends.cpu.ops.attention.arithmetic import LOWEST, N_PARTS, Factors, PackedRows, score, weigh
 from minfer.simd import Kernel, Value, f32, i64, vec
 
 _SET = 8
@@ -29,6 +29,7 @@ class HeadGroup:
     head_dim: int
     value_dim: int
     scale: float
+    softcap: float | None
     vector_bytes: int
 
     @property
@@ -112,7 +113,7 @@ def _score(k: Kernel, shape: HeadGroup, queries: Value, page: TokenPage, weights
                 for i, key in enumerate(keys):
                     which = i * n_places + place
                     sums[which] = k.fma(q, key, sums[which])
-        k.store(weights + (j * lanes + first_head), _add_lanes(k, sums) * shape.scale)
+        k.store(weights + (j * lanes + first_head), score(k, _add_lanes(k, sums), shape.scale, shape.softcap))
 
 
 def _add_lanes(k: Kernel, vectors: Sequence[Value]) -> Value:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minfer.backends.cpu.ops.attention.arithmetic import LOWEST, N_PARTS, PART_ORDER, Factors, weigh
+from minfer.backends.cpu.ops.attention.arithmetic import LOWEST, N_PARTS, PART_ORDER, Factors, score, weigh
 from minfer.simd import Kernel, Value, f32, i32, i64, vec
 
 
@@ -20,6 +20,7 @@ class TokenLanes:
     head_dim: int
     value_dim: int
     scale: float
+    softcap: float | None
     vector_bytes: int
 
     @property
@@ -100,7 +101,7 @@ def _score(k: Kernel, shape: TokenLanes, queries: Value, page: Page, visible: Vi
             waiting.append((size, sums))
         ((_, sums),) = waiting
         for i, each in enumerate(sums):
-            k.store(weights + (j + i) * lanes, each * shape.scale)
+            k.store(weights + (j + i) * lanes, score(k, each, shape.scale, shape.softcap))
 
 
 def _sum_parts(k: Kernel, shape: TokenLanes, queries: Value, key: Value, pair: tuple[int, int]) -> Value:

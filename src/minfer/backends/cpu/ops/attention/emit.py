@@ -24,6 +24,7 @@ def _emit(e: Emission, node: Node, op: Attention) -> None:
         scale=op.scale,
         window=op.window,
         vector_bytes=e.vector_bytes,
+        softcap=op.softcap,
     )
     max_pages = e.bounds[Symbol.N_PAGES]
     partials, _ = e.shared("attention partials", shape.partials_bytes(max_pages))

@@ -74,6 +74,7 @@ class AttentionShape:
     min_run: int = 14
     """Tokens of one sequence in a tile from which on they are done together. Measured with groups of 3, 6 and 7: alone,
     15 take as long as 16 together."""
+    softcap: float | None = None
 
     def __post_init__(self) -> None:
         for name, ggml_type in (("keys", self.k_type), ("values", self.v_type)):
@@ -87,11 +88,11 @@ class AttentionShape:
 
     @property
     def heads(self) -> HeadGroup:
-        return HeadGroup(self.group, self.head_dim, self.value_dim, self.scale, self.vector_bytes)
+        return HeadGroup(self.group, self.head_dim, self.value_dim, self.scale, self.softcap, self.vector_bytes)
 
     @property
     def tokens(self) -> TokenLanes:
-        return TokenLanes(TILE_TOKENS, self.head_dim, self.value_dim, self.scale, self.vector_bytes)
+        return TokenLanes(TILE_TOKENS, self.head_dim, self.value_dim, self.scale, self.softcap, self.vector_bytes)
 
     @property
     def page_floats(self) -> int:
