@@ -33,9 +33,9 @@ def run(
         str | None,
         typer.Argument(metavar="PROMPT", help="The prompt. `-`, or none with something piped in, reads it from stdin."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Stop after so many tokens.")] = (
-        DEFAULT_MAX_TOKENS
-    ),
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", help="Stop after so many tokens; -1 sets no limit.")
+    ] = (DEFAULT_MAX_TOKENS),
     stop: StopOption = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on when the model ends its answer.")] = False,
     system: SystemOption = None,

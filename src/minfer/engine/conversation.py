@@ -135,7 +135,7 @@ class Conversation:
         Raises:
             ParameterError: an unknown option, or a value out of its range. Nothing has changed then.
         """
-        merged = self._checked({**self._options, **options})
+        merged = self._checked({**self._options, **check_options(options, ChatOptions)})
         self._finish()
         self._options = merged
         if "seed" in options:
@@ -246,7 +246,7 @@ class Conversation:
         self.close()
 
     def _checked(self, options: ChatOptions) -> ChatOptions:
-        check_options(options, ChatOptions)
+        options = check_options(options, ChatOptions)
         self._samplers.answer(make_request(options, (), continues_text=False))
         return options
 
@@ -255,7 +255,7 @@ class Conversation:
         return ChatContext(self._tokenizer, self._runtime.n_ctx, self._context_shift, variables)
 
     def _begin(self, messages: tuple[Message, ...], options: ChatOptions) -> TextStream:
-        check_options(options, ChatOptions)
+        options = check_options(options, ChatOptions)
         merged: ChatOptions = {**self._options, **options}
         context = self._context(merged)
         fitted = context.fit(self._state.transcript, messages, self._state.n_forgotten)

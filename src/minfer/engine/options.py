@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, TypeVar, cast
 
 from minfer.engine.answer import GenerationRequest
 from minfer.engine.session import ProgressCallback
 from minfer.errors import ParameterError
 from minfer.sampling import SamplingParams
+from minfer.sampling.names import ALIASES, canonical, suggestion
 
+Options = TypeVar("Options", bound=Mapping[str, Any])
 DEFAULT_MAX_TOKENS: Final = 512
 _TAKEN: Final = frozenset({"messages", "tools", "add_generation_prompt", "trust_model"})
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The fields of `SamplingParams`, which explains them."""
+    """The fields of `SamplingParams`, which explains them, and other names of theirs."""
 
     temperature: float
     dynatemp_range: float
     dynatemp_exponent: float
     top_k: int
     typical_p: float
+    typ_p: float
     top_p: float
     min_p: float
     top_n_sigma: float
@@ -29,9 +32,11 @@ class SamplingOptions(TypedDict, total=False):
     xtc_threshold: float
     min_keep: int
     repetition_penalty: float
+    repeat_penalty: float
     frequency_penalty: float
     presence_penalty: float
     penalty_window: int
+    repeat_last_n: int
     dry_multiplier: float
     dry_base: float
     dry_allowed_length: int
@@ -63,22 +68,26 @@ class GenerateOptions(ChatOptions, total=False):
     context_shift: bool
 
 
-def check_options(options: Mapping[str, Any], kind: type) -> None:
-    """Refuses options that a kind does not have, and template variables that are none.
+def check_options(options: Options, kind: type[Options]) -> Options:
+    """The options, each by the name that `SamplingParams` has for it.
 
     Raises:
-        ParameterError: names them, and those that there are.
+        ParameterError: options that the kind does not have, with those that there are; template variables that are
+            none; or an option by two names.
     """
     known = kind.__annotations__
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise ParameterError(f"unknown option {', '.join(unknown)}; known: {', '.join(known)}")
+        names = [name for name in known if name not in ALIASES]
+        message = f"unknown option {', '.join(unknown)}{suggestion(unknown[0], known)}"
+        raise ParameterError(f"{message}; known: {', '.join(names)}")
     variables = options.get("template_variables", {})
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
         raise ParameterError(f"template_variables must map names to values, not {variables!r}")
     taken = sorted(_TAKEN.intersection(variables))
     if taken:
         raise ParameterError(f"template_variables has {', '.join(taken)}, which every chat template gets already")
+    return cast(Options, canonical(options))
 
 
 def make_request(
