@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,6 +168,24 @@ def test_bad_prompts(model: minfer.Model, prompt: object, message: str) -> None:
         model.generate(prompt, max_tokens=1)  # type: ignore[arg-type]
 
 
+def test_both_names_of_an_option(model: minfer.Model) -> None:
+    options: dict[str, Any] = {"max_tokens": 8, "seed": 3, "temperature": 2.0}
+    ours = model.generate("hello", **options, repetition_penalty=5.0, penalty_window=3, typical_p=0.9)
+    theirs = model.generate("hello", **options, repeat_penalty=5.0, repeat_last_n=3, typ_p=0.9)
+    assert theirs.tokens == ours.tokens
+    assert theirs.tokens != model.generate("hello", **options).tokens
+    with model.conversation("be", repetition_penalty=5.0) as chat:
+        chat.set_options(repeat_penalty=1.5)
+        assert chat.options["repetition_penalty"] == 1.5
+
+
+def test_no_limit(model: minfer.Model) -> None:
+    answer = model.generate("hello", max_tokens=-1, top_k=-1, ignore_eos=True, seed=1)
+    assert answer.finish_reason == "length"
+    assert len(answer.tokens) + answer.stats.n_prompt_tokens > model.n_ctx
+    assert answer.tokens == model.generate("hello", max_tokens=9999, top_k=0, ignore_eos=True, seed=1).tokens
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -177,7 +196,12 @@ def test_bad_prompts(model: minfer.Model, prompt: object, message: str) -> None:
         ({"top_p": 0}, "top_p"),
         ({"stop": [""]}, "stop"),
         ({"logit_bias": {300: 1.0}}, "300"),
-        ({"temprature": 1}, "unknown option temprature; known: temperature"),
+        ({"temprature": 1}, r"unknown option temprature; did you mean 'temperature'\?; known: temperature"),
+        ({"max_new_tokens": 1}, r"did you mean 'max_tokens'\?"),
+        ({"zzzz": 1}, "unknown option zzzz; known"),
+        ({"repeat_penalty": 1.5, "repetition_penalty": 1.1}, "repeat_penalty, another name of it, 1.5"),
+        ({"repeat_penalty": -1}, "repetition_penalty is -1"),
+        ({"max_tokens": -2}, "at least 1, or -1"),
     ],
 )
 def test_bad_options_are_refused_by_name(model: minfer.Model, options: dict[str, object], message: str) -> None:

@@ -38,7 +38,7 @@ def test_defaults() -> None:
         ("temperature", True),
         ("temperature", "1"),
         ("temperature", None),
-        ("top_k", -1),
+        ("top_k", -2),
         ("top_k", 40.0),
         ("top_k", True),
         ("top_p", 0),

@@ -132,7 +132,7 @@ def test_a_stream_is_the_same_answer(api: httpx.Client, echo: bool, logprobs: in
         ({"prompt": ["a"] * 33}, "invalid_value", "prompt"),
         ({"prompt": "a", "max_tokens": 0}, "invalid_value", "max_tokens"),
         ({"prompt": "a", "best_of": 2}, "invalid_value", "best_of"),
-        ({"prompt": "a", "suffix": "b"}, "invalid_value", "suffix"),
+        ({"prompt": "a", "suffix": "b"}, "unsupported", "suffix"),
         ({"prompt": "a", "logprobs": True}, "invalid_type", "logprobs"),
         ({"prompt": "a", "messages": []}, "unknown_parameter", "messages"),
         ({}, "missing_required_parameter", "prompt"),

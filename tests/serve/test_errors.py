@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,12 +36,11 @@ def refused(answer: httpx.Response, status: int, code: str, param: str | None = 
     ("fields", "code", "param"),
     [
         ({"grammar": "root ::= x"}, "unknown_parameter", "grammar"),
-        ({"functions": []}, "unknown_parameter", "functions"),
+        ({"functions": []}, "unsupported", "functions"),
         ({"stream_options": {"x": 1}, "stream": True}, "unknown_parameter", "stream_options.x"),
         ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "unknown_parameter", "messages.0.mood"),
         ({"response_format": {"type": "json_object"}}, "invalid_value", "response_format.type"),
         ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
-        ({"store": True}, "invalid_value", "store"),
         ({"store": 0}, "invalid_type", "store"),
         ({"temperature": "0.5"}, "invalid_type", "temperature"),
         ({"temperature": True}, "invalid_type", "temperature"),
@@ -65,7 +66,9 @@ def refused(answer: httpx.Response, status: int, code: str, param: str | None = 
         ({"messages": []}, "invalid_value", "messages"),
         ({"messages": "Hello"}, "invalid_type", "messages"),
         ({"messages": None}, "invalid_type", "messages"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "invalid_value", "messages.0"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "invalid_value", "messages.0.role"),
+        ({"messages": [{"content": "x"}]}, "missing_required_parameter", "messages.0.role"),
+        ({"messages": [{"role": 5, "content": "x"}]}, "invalid_value", "messages.0.role"),
         ({"messages": [{"role": "user"}]}, "missing_required_parameter", "messages.0.content"),
         ({"messages": [{"role": "assistant"}]}, "missing_required_parameter", "messages.0.content"),
         (
@@ -82,6 +85,96 @@ def test_a_field_is_refused_by_name(
     message = refused(api.post(CHAT, json={"messages": HELLO, **fields}), 400, code, param)
     assert param in message
     assert engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": "0.5"}, 'temperature: "0.5" (a string); it must be a number'),
+        ({"temperature": -0.1}, "temperature: -0.1; it must be at least 0"),
+        ({"temperature": 1000}, "temperature: 1000; it must be at most 100"),
+        ({"top_k": 1.5}, "top_k: 1.5; it must be an integer"),
+        ({"top_p": 0}, "top_p: 0; it must be above 0"),
+        ({"stream": 1}, "stream: 1; it must be true or false"),
+        ({"stop": ""}, "stop: an empty string; it must be at least 1 character long"),
+        ({"stop": 5}, "stop: 5; it must be a string or a list"),
+        ({"logit_bias": 5}, "logit_bias: 5; it must be an object or a list"),
+        ({"messages": []}, "messages: an empty list; it must be of at least 1 entry"),
+        ({"messages": None}, "messages: null; it must be a list"),
+        ({"messages": ["Hi"]}, 'messages.0: "Hi" (a string); it must be an object'),
+        ({"messages": [{"content": "Hi"}]}, "messages.0.role: missing; a value is required"),
+        (
+            {"messages": [{"role": "bot", "content": "Hi"}]},
+            "messages.0.role: \"bot\" (a string); it must be one of 'system', 'developer', 'user', 'assistant', 'tool'",
+        ),
+        ({"messages": [{"role": "user"}]}, "messages.0.content: missing; a value is required"),
+        (
+            {"messages": [{"role": "user", "content": None}]},
+            "messages.0.content: null; it must be a string or a list",
+        ),
+        (
+            {"messages": [{"role": "user", "content": []}]},
+            "messages.0.content: an empty list; it must be of at least 1 entry",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages.0.content.0.type: \"image_url\" (a string); it must be 'text'",
+        ),
+        ({"tool_choice": "required"}, "tool_choice: \"required\" (a string); it must be 'auto' or 'none'"),
+        ({"n": 10**30}, f"n: {10**30}; it must be at most 128"),
+        ({"user": "x" * 2000}, "user: a string of 2000 characters; it must be at most 1024 characters long"),
+        ({"metadata": {"a": 1}}, "metadata.a: 1; it must be a string"),
+    ],
+)
+def test_a_message_names_the_field_the_value_and_what_is_accepted(
+    api: httpx.Client, fields: dict[str, Any], message: str
+) -> None:
+    answer = api.post(CHAT, json={"messages": HELLO, **fields})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+
+
+_JARGON = re.compile(r"validation|discriminator|tag\b|hex escape|pydantic|valid dictionary|Input", re.IGNORECASE)
+
+
+def test_no_message_is_pydantic_s(api: httpx.Client) -> None:
+    """Values of every kind in place of every field."""
+    values = [None, True, 0, -5, 1.5, 10**40, "", "x", [], [None], [[]], {}, {"x": 1}, {"type": "x"}, {"role": "x"}]
+    schema = api.get("/openapi.json").json()["components"]["schemas"]["ChatRequest"]["properties"]
+    for name, value in itertools.product(schema, values):
+        answer = api.post(CHAT, json={"messages": HELLO, "max_tokens": 1, "stream": False, name: value})
+        if answer.status_code != 200:
+            error = answer.json()["error"]
+            assert answer.status_code == (404 if name == "model" and isinstance(value, str) else 400), (name, value)
+            assert name in error["message"], (name, value, error)
+            assert not _JARGON.search(error["message"]), (name, value, error)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"messages": [{"role": "user", "content": "\\ud83d!"}]}', r"\\ud83d at character 43 is half of a character"),
+        (b'["\\ud83d\\ude00 \\\\ud83d \\ude00"]', r"\\ude00 at character 23 is half of a character"),
+        (b'["\\ud83d"]', r"\\ud83d at character 2 is half of a character"),
+        (b'["\xff"]', "byte 2, 0xff, is not UTF-8"),
+        (b"\xef\xbb\xbf{}", "byte order mark"),
+        (b'{"a": 1', "EOF while parsing an object at line 1 column 7"),
+    ],
+)
+def test_why_a_body_can_t_be_read(api: httpx.Client, body: bytes, words: str) -> None:
+    answer = api.post(CHAT, content=body, headers={"Content-Type": "application/json"})
+    assert re.search(words, refused(answer, 400, "invalid_json"))
+
+
+def test_a_prompt_longer_than_the_context(api: httpx.Client, engine: FakeEngine) -> None:
+    """In OpenAI's words, by which other programs know it."""
+    long = [{"role": "user", "content": "word " * 5000}]
+    for fields, param in (({"messages": long}, "messages"), ({"messages": HELLO, "max_tokens": 5000}, "max_tokens")):
+        message = refused(api.post(CHAT, json=fields), 400, "context_length_exceeded", param)
+        assert message.startswith("This model's maximum context length is 4096 tokens. However, you")
+    message = refused(
+        api.post("/v1/completions", json={"prompt": "word " * 5000}), 400, "context_length_exceeded", "prompt"
+    )
+    assert message.startswith("This model's maximum context length is 4096 tokens. However, you requested 50")
 
 
 def test_arguments_of_an_earlier_call_must_be_an_object(api: httpx.Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -20,10 +21,12 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 PARSED = ParsedCall("add", '{"a": 1}')
 
 
-def parse(form: ToolFormat | None, text: str, size: int) -> tuple[str, list[ParsedCall]]:
+def parse(form: ToolFormat | None, text: str, size: int, *, is_cut: bool = False) -> tuple[str, list[ParsedCall]]:
     """What is text and what are calls, with the text coming in pieces of a size."""
     parser = call_parser(form, ["add", "sub"])
-    pieces = [p for i in range(0, len(text), size) for p in parser.push(text[i : i + size])] + parser.finish()
+    pieces = [p for i in range(0, len(text), size) for p in parser.push(text[i : i + size])] + parser.finish(
+        is_cut=is_cut
+    )
     assert "" not in pieces
     return "".join(p for p in pieces if isinstance(p, str)), [p for p in pieces if isinstance(p, ParsedCall)]
 
@@ -87,6 +90,42 @@ def test_bare_json(form: ToolFormat, text: str, content: str, calls: list[Parsed
     assert parse(form, text, size) == (content, calls)
 
 
+BARE = '{"name": "add", "parameters": {"a": 1}}'
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (f'{BARE}\n{{"name": "su', '{"name": "su', [PARSED]),
+        (f"{BARE}; {{", "{", [PARSED]),
+        (f'[{BARE}, {{"name": "sub", "parameters": {{"b"', '{"name": "sub", "parameters": {"b"', [PARSED]),
+        (f"[{BARE}, {BARE}, ", "", [PARSED, PARSED]),
+        (f"[{BARE}", "", [PARSED]),
+        (f'```json\n{BARE}\n{{"na', '{"na', [PARSED]),
+        (f"```json\n{BARE}\n", "", [PARSED]),
+        (f"{BARE} and mo",) * 2 + ([],),
+        ('{"name": "unknown"}\n{"na',) * 2 + ([],),
+        ('{"name": "add", "param',) * 2 + ([],),
+        ("[[1], [2",) * 2 + ([],),
+        ("[" * 3000,) * 2 + ([],),
+        ("```json\n{",) * 2 + ([],),
+    ],
+)
+@pytest.mark.parametrize("form", ToolFormat)
+def test_complete_calls_before_one_that_was_cut_off(
+    form: ToolFormat, text: str, content: str, calls: list[ParsedCall], size: int
+) -> None:
+    assert parse(form, text, size, is_cut=True) == (content, calls)
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_complete_tagged_calls_before_one_that_was_cut_off(size: int) -> None:
+    for end in ('<tool_call>{"name": "su', "<tool_"):
+        assert parse(ToolFormat.TAGGED, f"{CALL}\n{end}", size, is_cut=True) == (end, [PARSED])
+    assert parse(ToolFormat.TAGGED, f"{CALL}\n", size, is_cut=True) == ("", [PARSED])
+
+
 @pytest.mark.parametrize("start", ["Text", "```python\nx", "```json\nnot", "<b>"])
 def test_what_can_be_no_call_is_not_held_back(start: str) -> None:
     for form in ToolFormat:
@@ -143,6 +182,26 @@ def test_an_answer_that_was_cut_short_is_no_call(api: httpx.Client, engine: Fake
     choice = chat(api, max_tokens=8).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["content"].startswith("<tool_call>")
+
+
+@pytest.mark.parametrize("first", [CALL, '{"name": "add", "arguments": {"a": 1}}'])
+def test_a_call_before_one_that_was_cut_off(api: httpx.Client, engine: FakeEngine, qwen: Tokenizer, first: str) -> None:
+    engine.reply = lambda request, sample: f"{first}\n{first}"
+    n_tokens = len(qwen.tokenize(f"{first}\n", special=True)) + 8
+    choice = chat(api, max_tokens=n_tokens).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    content, calls, reasons = "", [], []
+    for line in chat(api, max_tokens=n_tokens, stream=True).text.splitlines():
+        if line.startswith("data: {"):
+            event = json.loads(line.removeprefix("data: "))["choices"][0]
+            content += event["delta"].get("content") or ""
+            calls += event["delta"].get("tool_calls", [])
+            reasons.append(event["finish_reason"])
+    assert content == choice["message"]["content"]
+    assert [entry["function"] for entry in calls] == [call["function"]]
+    assert reasons[-1] == "length"
 
 
 def test_a_template_that_knows_no_tools(smol: Tokenizer) -> None:

@@ -58,7 +58,7 @@ _ALL = (
         "0 always takes the likeliest token; higher is more varied.",
         short="-t",
     ),
-    Parameter("top_k", Kind.INTEGER, SAMPLING, "Choose among the k likeliest tokens; 0 or -1 is off."),
+    Parameter("top_k", Kind.INTEGER, SAMPLING, "Choose among the k likeliest tokens; 0 and -1 are off."),
     Parameter("top_p", Kind.REAL, SAMPLING, "Choose among the likeliest tokens that together reach p; 1 is off."),
     Parameter("min_p", Kind.REAL, SAMPLING, "Leave out tokens less than p times as likely as the likeliest; 0 is off."),
     Parameter("seed", Kind.INTEGER, SAMPLING, "The same seed gives the same answer; by default a random one."),

@@ -51,7 +51,7 @@ def run(
         ),
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", help="Stop after so many tokens; -1: as many as the context holds.")
+        int, typer.Option("--max-tokens", "-n", help="Stop after so many tokens; -1 sets no limit.")
     ] = (DEFAULT_MAX_TOKENS),
     stop: StopOption = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on when the model ends its answer.")] = False,

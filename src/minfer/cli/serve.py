@@ -43,6 +43,10 @@ def serve(
     alias: Annotated[
         list[str] | None, typer.Option(help="A further name of the model; may be repeated.", show_default=False)
     ] = None,
+    any_model_name: Annotated[
+        bool,
+        typer.Option("--any-model-name", help="Answer to every name, for clients that can't be told the right one."),
+    ] = False,
     drain_s: Annotated[
         float, typer.Option("--drain", help="Seconds that running requests get when the server is told to stop.")
     ] = 30.0,
@@ -110,6 +114,8 @@ def serve(
         cors_origins=tuple(cors_origin or ()),
         allowed_hosts=tuple(allowed_host or ()),
         model_aliases=(*as_given, *(alias or ())),
+        unlisted_names=("default", path.name),
+        takes_any_model_name=any_model_name,
         log_prompts=log_prompts,
         limits=Limits(drain_s=drain_s),
     )

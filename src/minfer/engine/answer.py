@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ from minfer.engine.stops import StopMatcher
 from minfer.errors import ParameterError
 from minfer.sampling import Sampler, SamplingParams, TokenLogprobs, VocabularyOps, token_logprobs
 from minfer.text import Tokenizer
+
+UNLIMITED: Final = -1
+"""of `max_tokens`: the answer ends when the model, a stop string or the context ends it"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,7 @@ class GenerationRequest:
     prompt_tokens: tuple[int, ...]
     sampling: SamplingParams
     max_tokens: int
+    """at least 1, or `UNLIMITED`"""
     stop: tuple[str, ...]
     ignore_eos: bool
     continues_text: bool
@@ -35,8 +40,8 @@ class GenerationRequest:
 
     def __post_init__(self) -> None:
         n, n_top = self.max_tokens, self.logprobs
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ParameterError(f"max_tokens must be an integer of at least 1, not {n!r}")
+        if isinstance(n, bool) or not isinstance(n, int) or (n < 1 and n != UNLIMITED):
+            raise ParameterError(f"max_tokens must be an integer of at least 1, or -1 for no limit, not {n!r}")
         if n_top is not None and (isinstance(n_top, bool) or not isinstance(n_top, int) or n_top < 0):
             raise ParameterError(f"logprobs must be None or an integer of at least 0, not {n_top!r}")
 
@@ -166,7 +171,7 @@ class Answer:
         shown = self._matcher.push(text)
         if self._matcher.matched is not None:
             return self._end(StopCause.STOP_STRING, shown)
-        if self.n_tokens >= self._request.max_tokens:
+        if 0 < self._request.max_tokens <= self.n_tokens:
             return self._end(StopCause.MAX_TOKENS, shown)
         return self._delta(shown)
 

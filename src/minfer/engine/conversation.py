@@ -140,7 +140,7 @@ class Conversation(Unpicklable):
         Raises:
             ParameterError: an unknown option, or a value out of its range. Nothing has changed then.
         """
-        merged = self._checked({**self._options, **options})
+        merged = self._checked({**self._options, **check_options(options, ChatOptions)})
         self._finish()
         self._options = merged
         if "seed" in options:
@@ -256,7 +256,7 @@ class Conversation(Unpicklable):
         self.close()
 
     def _checked(self, options: ChatOptions) -> ChatOptions:
-        check_options(options, ChatOptions)
+        options = check_options(options, ChatOptions)
         self._samplers.answer(make_request(options, self._samplers.defaults, (), continues_text=False))
         return options
 
@@ -265,7 +265,7 @@ class Conversation(Unpicklable):
         return ChatContext(self._tokenizer, self._runtime.n_ctx, self._context_shift, variables, continues)
 
     def _begin(self, messages: tuple[Message, ...], options: ChatOptions) -> TextStream:
-        check_options(options, ChatOptions)
+        options = check_options(options, ChatOptions)
         merged: ChatOptions = {**self._options, **options}
         prefill = merged.get("prefill", "")
         asked, continues = with_prefill(messages, prefill), bool(prefill.strip())

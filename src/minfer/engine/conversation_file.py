@@ -91,6 +91,6 @@ def _options(saved: dict[str, Any], defaults: DefaultSampling) -> ChatOptions:
     options = dict(saved)
     if "logit_bias" in options:
         options["logit_bias"] = {int(token): float(bias) for token, bias in options["logit_bias"]}
-    check_options(options, ChatOptions)
-    make_request(options, defaults, (), continues_text=False)
-    return cast(ChatOptions, options)
+    checked = check_options(cast(ChatOptions, options), ChatOptions)
+    make_request(checked, defaults, (), continues_text=False)
+    return checked

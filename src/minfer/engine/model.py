@@ -143,7 +143,7 @@ class Model(Unpicklable):
 
         Args:
             prompt: raw text, token ids, or a list of chat messages for the file's template.
-            max_tokens: at most so many tokens (default 512).
+            max_tokens: at most so many tokens (default 512); -1 sets no limit.
             stop: a string, or several, that end the answer; none of it is in the text.
             ignore_eos: go on after end-of-generation tokens, which are then part of `tokens`.
             special: parse special tokens in raw text.
@@ -173,7 +173,7 @@ class Model(Unpicklable):
     def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> TextStream:
         """Like `generate`, but gives the answer piece by piece: an iterator of strings with a `result`."""
         self._check_open()
-        check_options(options, GenerateOptions)
+        options = check_options(options, GenerateOptions)
         shifts = options.get("context_shift", False)
         prompt, continues = _continued(prompt, options)
         if shifts and is_chat(prompt):
@@ -208,7 +208,7 @@ class Model(Unpicklable):
     def stream_samples(self, prompt: Prompt, n: int, **options: Unpack[GenerateOptions]) -> SampleStream:
         """Like `samples`, but gives pairs of the index of an answer and its next piece, and has `results`."""
         self._check_open()
-        check_options(options, GenerateOptions)
+        options = check_options(options, GenerateOptions)
         if options.get("context_shift", False):
             raise ParameterError("context_shift does not go with samples, which share the cache of their prompt")
         prompt, continues = _continued(prompt, options)
@@ -269,6 +269,7 @@ class Model(Unpicklable):
             ParameterError: an unknown option, or a value out of its range.
         """
         self._check_open()
+        options = check_options(options, ChatOptions)
         saved = load_conversation(path, self._runtime, self.default_sampling)
         # With a seed of its own, what comes next begins the random numbers anew.
         state = replace(saved.state, sampler=None) if "seed" in options else saved.state

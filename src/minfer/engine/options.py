@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, TypeVar, cast
 
 from minfer.engine.answer import GenerationRequest
 from minfer.engine.default_sampling import DefaultSampling
 from minfer.engine.session import ProgressCallback
 from minfer.errors import ParameterError
 from minfer.sampling import SamplingParams
+from minfer.sampling.names import ALIASES, canonical, suggestion
 
+Options = TypeVar("Options", bound=Mapping[str, Any])
 DEFAULT_MAX_TOKENS: Final = 512
 _TAKEN: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "trust_model"})
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The fields of `SamplingParams`, which explains them."""
+    """The fields of `SamplingParams`, which explains them, and other names of theirs."""
 
     temperature: float
     dynatemp_range: float
     dynatemp_exponent: float
     top_k: int
     typical_p: float
+    typ_p: float
     top_p: float
     min_p: float
     top_n_sigma: float
@@ -30,9 +33,11 @@ class SamplingOptions(TypedDict, total=False):
     xtc_threshold: float
     min_keep: int
     repetition_penalty: float
+    repeat_penalty: float
     frequency_penalty: float
     presence_penalty: float
     penalty_window: int
+    repeat_last_n: int
     dry_multiplier: float
     dry_base: float
     dry_allowed_length: int
@@ -66,16 +71,19 @@ class GenerateOptions(ChatOptions, total=False):
     continue_final_message: bool
 
 
-def check_options(options: Mapping[str, Any], kind: type) -> None:
-    """Refuses options that a kind does not have, and what is no template variable or no prefill.
+def check_options(options: Options, kind: type[Options]) -> Options:
+    """The options, each by the name that `SamplingParams` has for it.
 
     Raises:
-        ParameterError: names them, and those that there are.
+        ParameterError: options that the kind does not have, with those that there are; template variables that are
+            none; or an option by two names.
     """
     known = kind.__annotations__
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise ParameterError(f"unknown option {', '.join(unknown)}; known: {', '.join(known)}")
+        names = [name for name in known if name not in ALIASES]
+        message = f"unknown option {', '.join(unknown)}{suggestion(unknown[0], known)}"
+        raise ParameterError(f"{message}; known: {', '.join(names)}")
     prefill = options.get("prefill", "")
     if not isinstance(prefill, str):
         raise ParameterError(f"prefill must be the text that the answer begins with, not {prefill!r}")
@@ -87,6 +95,7 @@ def check_options(options: Mapping[str, Any], kind: type) -> None:
     taken = sorted(_TAKEN.intersection(variables))
     if taken:
         raise ParameterError(f"template_variables has {', '.join(taken)}, which every chat template gets already")
+    return cast(Options, canonical(options))
 
 
 def sampling_params(options: Mapping[str, Any], defaults: DefaultSampling) -> SamplingParams:

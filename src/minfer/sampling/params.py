@@ -36,7 +36,7 @@ _INTEGERS: Mapping[str, tuple[Callable[[int], bool], str]] = {
     "penalty_window": (lambda n: n >= -1, ">= -1 (-1 is all tokens, 0 is off)"),
     "dry_allowed_length": (lambda n: n >= 1, ">= 1"),
     "dry_penalty_last_n": (lambda n: n >= -1, ">= -1 (-1 is all tokens, 0 is off)"),
-    "top_k": (lambda n: n >= 0, ">= 0 (0 is off)"),
+    "top_k": (lambda n: n >= -1, ">= 0 (0 and -1 are off)"),
     "min_keep": (lambda n: n >= 0, ">= 0 (0 and 1 are off)"),
     "mirostat": (lambda n: n in (0, 1, 2), "0 (off), 1 or 2"),
 }
@@ -53,7 +53,7 @@ class SamplingParams:
         dynatemp_range: in [0, temperature]. The temperature follows the entropy, within this much of `temperature`;
             0 is off.
         dynatemp_exponent: > 0. The power of the normalised entropy that it follows.
-        top_k: >= 0. Keeps the `top_k` likeliest tokens; 0 is off.
+        top_k: >= 0. Keeps the `top_k` likeliest tokens; 0 is off, and -1 becomes 0.
         typical_p: in (0, 1]. Keeps the tokens whose surprise is nearest to the entropy, until their probabilities
             reach `typical_p`; 1 is off.
         top_p: in (0, 1]. Keeps the fewest likeliest tokens whose probabilities reach `top_p`; 1 is off.
@@ -127,6 +127,7 @@ class SamplingParams:
             whole = integer(name, getattr(self, name))
             require(is_allowed(whole), name, whole, expected)
             put(name, whole)
+        put("top_k", max(0, self.top_k))
         put("dry_sequence_breakers", strings("dry_sequence_breakers", self.dry_sequence_breakers))
         put("samplers", strings("samplers", self.samplers))
         put("logit_bias", logit_biases(self.logit_bias))

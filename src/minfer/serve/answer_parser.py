@@ -55,10 +55,11 @@ class AnswerParser:
         thought, answer = self._split(text)
         return self._update(thought, self._calls.push(answer))
 
-    def finish(self) -> Update:
+    def finish(self, cause: StopCause = StopCause.END_OF_GENERATION) -> Update:
         """What was held back until the end."""
         thought, answer = self._split(None)
-        return self._update(thought, [*self._calls.push(answer), *self._calls.finish()])
+        is_cut = cause.finish_reason == "length"
+        return self._update(thought, [*self._calls.push(answer), *self._calls.finish(is_cut=is_cut)])
 
     def finish_reason(self, cause: StopCause) -> FinishReasonName:
         """Why the answer is over, as OpenAI names it."""

@@ -48,14 +48,21 @@ class HostGuard:
     requests bear the page's name.
     """
 
-    def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, names: frozenset[str], *, takes_nameless: bool) -> None:
+        """
+        Args:
+            takes_nameless: whether requests without a name, which HTTP/1.0 has and no browser sends, may come in.
+        """
         self._app = app
         self._names = names
+        self._takes_nameless = takes_nameless
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            name = host_name(Headers(scope=scope).get("host", ""))
-            if name not in self._names:
+            header = Headers(scope=scope).get("host")
+            is_nameless = header is None and scope["http_version"] == "1.0"
+            name = host_name(header or "")
+            if name not in self._names and not (is_nameless and self._takes_nameless):
                 raise ApiError(
                     403,
                     f"this server does not go by the name {name!r}; start it with --allowed-host to add one",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from minfer.engine.answer import UNLIMITED
 from minfer.serve.chat_prompt import chat_prompt
 from minfer.serve.chat_run import ChatRun
 from minfer.serve.errors import invalid
@@ -33,7 +34,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     check_model(engine, state.config, body.model)
     check_fields(engine, limits, body)
     max_tokens = _max_tokens(body)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs: goes with logprobs", "top_logprobs", "invalid_value")
     prompt = await state.in_thread(
         lambda: chat_prompt(engine.tokenizer, body.messages, body, with_tools=body.tool_choice != "none")
@@ -52,8 +53,14 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 
 
 def _max_tokens(body: ChatRequest) -> int | None:
-    given = {n for n in (body.max_tokens, body.max_completion_tokens) if n is not None}
-    if len(given) > 1:
+    given = {
+        name: value for name in ("max_tokens", "max_completion_tokens") if (value := getattr(body, name)) is not None
+    }
+    for name, value in given.items():
+        if value == 0:
+            raise invalid(f"{name}: 0; it must be at least 1, or -1 for as many as fit", name, "invalid_value")
+    if len(set(given.values())) > 1:
         message = "max_completion_tokens: differs from max_tokens, which is its older name"
         raise invalid(message, "max_completion_tokens", "invalid_value")
-    return next(iter(given), None)
+    n = next(iter(given.values()), UNLIMITED)
+    return None if n == UNLIMITED else n

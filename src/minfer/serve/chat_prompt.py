@@ -135,7 +135,7 @@ def plain_messages(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[di
                         }
                         for i, call in enumerate(message.tool_calls)
                     ]
-                elif message.content is None:
+                elif not message.content and message.content != "":
                     raise invalid(
                         f"messages.{index}.content: only a message with tool calls may go without",
                         f"messages.{index}.content",
@@ -148,12 +148,15 @@ def plain_messages(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[di
 
 
 def _plain_content(content: Content | None) -> Any:
-    if content is None:
+    if not content:
         return ""
-    return content if isinstance(content, str) else [part.model_dump() for part in content]
+    return content if isinstance(content, str) else [{"type": part.type, "text": part.text} for part in content]
 
 
-def _arguments(text: str, where: str) -> dict[str, Any]:
+def _arguments(text: str | None, where: str) -> dict[str, Any]:
+    """The arguments of an earlier call; a call without any is written in several ways."""
+    if text is None or text.strip() in ("", "null"):
+        return {}
     param = f"{where}.function.arguments"
     try:
         value = json.loads(text)

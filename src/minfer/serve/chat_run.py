@@ -139,7 +139,7 @@ class ChatRun:
         choice = self._choices[done.sample]
         if done.cause is StopCause.CANCELLED and not choice.parser.is_over:
             raise EngineClosedError("the request was cancelled")
-        update = choice.parser.finish()
+        update = choice.parser.finish(done.cause)
         self._add(choice, update)
         choice.finish_reason = choice.parser.finish_reason(done.cause)
         self._account.add(0, done.stats)

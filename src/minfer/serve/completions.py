@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from minfer.engine.answer import UNLIMITED
 from minfer.serve.completion_prompt import completion_prompts
 from minfer.serve.completion_run import CompletionRun
 from minfer.serve.errors import invalid
@@ -45,7 +46,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
             engine,
             body,
             prompt.tokens,
-            room(engine, len(prompt.tokens), max_tokens, "prompt"),
+            room(engine, len(prompt.tokens), None if max_tokens == UNLIMITED else max_tokens, "prompt"),
             continues_text=True,
             logprobs=body.logprobs,
             prompt_logprobs=(body.logprobs or 0) if scores_prompt else None,

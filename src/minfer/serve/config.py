@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 
 from minfer.errors import ParameterError
@@ -44,7 +45,7 @@ class ServerConfig:
     """Everything about the server but the engine.
 
     Raises:
-        ParameterError: an API key that no client could send.
+        ParameterError: an API key that no client could send, or an origin that no browser sends.
     """
 
     host: str = "127.0.0.1"
@@ -58,7 +59,11 @@ class ServerConfig:
     """host names, without port, that requests may be addressed to. Where there are none, a server on a loopback address
     takes the names of this machine, so that no page on the web reaches it by a name of its own, and another any"""
     model_aliases: tuple[str, ...] = ()
-    """further names of the model"""
+    """further names of the model, which are listed beside its own"""
+    unlisted_names: tuple[str, ...] = ("default",)
+    """names that the model answers to as well, and that no list of models shows"""
+    takes_any_model_name: bool = False
+    """whether the model answers to every name, for clients that can't be told the right one"""
     log_prompts: bool = False
     limits: Limits = Limits()
 
@@ -66,6 +71,8 @@ class ServerConfig:
         for key in self.api_keys:
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise ParameterError("an API key must be printable ASCII characters without spaces, and at least one")
+        for origin in self.cors_origins:
+            _check_origin(origin)
 
     @property
     def is_loopback(self) -> bool:
@@ -76,3 +83,19 @@ class ServerConfig:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+def _check_origin(origin: str) -> None:
+    if origin in ("*", "null"):
+        return
+    match = re.fullmatch(r"([a-z][a-z0-9+.-]*://)([^/?#@\s]+)(.*)", origin, re.IGNORECASE)
+    sent = match and (match[1] + match[2]).lower()
+    for scheme, port in (("http://", ":80"), ("https://", ":443")):
+        if sent and sent.startswith(scheme):
+            sent = sent.removesuffix(port)
+    if sent != origin:
+        hint = f"; this one is sent as {sent}" if sent else ""
+        raise ParameterError(
+            f"{origin!r} is no origin as browsers send it, such as http://localhost:3000 "
+            f"(in lower case, without a path or the scheme's own port), or * for all, or null for pages in files{hint}"
+        )

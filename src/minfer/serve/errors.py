@@ -10,7 +10,6 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -87,12 +86,26 @@ def unavailable(message: str, code: str, retry_after_s: float) -> ApiError:
     return ApiError(503, message, code, type=SERVER_ERROR, headers=headers)
 
 
+def context_phrase(n_ctx: int) -> str:
+    """How OpenAI begins to say that a request is longer than the context."""
+    return f"This model's maximum context length is {n_ctx} tokens."
+
+
 def context_overflow(n_prompt_tokens: int, max_tokens: int | None, n_ctx: int, param: str) -> ApiError:
-    """400: the prompt, or the prompt and what may be generated, is longer than the context."""
-    wanted = "no room is left for an answer" if max_tokens is None else f"max_tokens is {max_tokens}"
+    """400: the prompt, or the prompt and what may be generated, is longer than the context.
+
+    The message begins as OpenAI's does, since clients that shorten a conversation recognise it by its words.
+    """
+    if max_tokens is None:
+        wanted = f"your prompt has {n_prompt_tokens} tokens, which leaves no room for an answer. Shorten the prompt"
+    else:
+        wanted = (
+            f"you requested {n_prompt_tokens + max_tokens} tokens: {n_prompt_tokens} in the prompt and {max_tokens} "
+            "as max_tokens. Shorten the prompt, or lower max_tokens"
+        )
     return ApiError(
         400,
-        f"the context has {n_ctx} positions; the prompt has {n_prompt_tokens} tokens, and {wanted}",
+        f"{context_phrase(n_ctx)} However, {wanted}; or start the server with a larger --n-ctx.",
         "context_length_exceeded",
         param,
         counts={"n_prompt_tokens": n_prompt_tokens, "n_ctx": n_ctx},
@@ -110,7 +123,8 @@ def api_error(error: Exception) -> ApiError:
             return unavailable("the server is stopping", "stopping", 1)
         case ContextError():
             counts = {"n_positions": error.n_positions, "n_ctx": error.n_ctx}
-            return ApiError(400, str(error), "context_length_exceeded", counts=counts)
+            message = f"{context_phrase(error.n_ctx)} However, {error}."
+            return ApiError(400, message, "context_length_exceeded", counts=counts)
         case UnsupportedError():
             return invalid(str(error), code="unsupported")
         case ParameterError() | TemplateError() | TokenizerError():
@@ -124,7 +138,7 @@ def api_error(error: Exception) -> ApiError:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Makes every error of the application leave in OpenAI's shape."""
+    """Makes the errors of the application leave in OpenAI's shape."""
 
     def answer(request: Request, error: ApiError) -> JSONResponse:
         record_of(request.scope).error = error.code
@@ -140,11 +154,6 @@ def install_error_handlers(app: FastAPI) -> None:
         code = "_".join(phrase.lower().split())
         return answer(request, ApiError(error.status_code, message, code, headers=dict(error.headers or {})))
 
-    def validation(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        return answer(request, _validation_error(error))
-
-    app.add_exception_handler(RequestValidationError, validation)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(ApiError, other)
     app.add_exception_handler(MinferError, other)
@@ -177,51 +186,3 @@ class ErrorBoundary:
             if started:
                 raise  # half an answer is out: the connection is cut, so that nobody takes it for a whole one
             await answer.response()(scope, receive, send)
-
-
-def _validation_error(error: RequestValidationError) -> ApiError:
-    """The first of the things that pydantic found, with the field's name as the client knows it."""
-    first = _most_telling(error.errors(), error.body)
-    kind = first["type"]
-    path = _path(first, error.body)
-    param = ".".join(map(str, path)) or None
-    named = f"{param}: " if param else ""
-    match kind:
-        case "extra_forbidden":
-            return invalid(f"{named}unknown field, or one that is not supported", param, "unknown_parameter")
-        case "missing":
-            return invalid(f"{named}a value is required", param, "missing_required_parameter")
-        case "value_error":
-            return invalid(f"{named}{first['ctx']['error']}", param, "invalid_value")
-        case _:
-            code = "invalid_type" if kind.endswith("_type") else "invalid_value"
-            message = first["msg"][:1].lower() + first["msg"][1:]
-            return invalid(f"{named}{message}", param, code)
-
-
-def _most_telling(errors: Any, body: object) -> Mapping[str, Any]:
-    """Each branch of a union may complain; the one that got furthest into the body is the one that was meant."""
-
-    def progress(error: Mapping[str, Any]) -> tuple[int, bool, int]:
-        path = _path(error, body)
-        indices = [step for step in path if isinstance(step, int)]
-        return len(path), not error["type"].endswith("_type"), indices[-1] if indices else -1
-
-    candidates: list[Mapping[str, Any]] = list(errors)
-    return max(candidates, key=progress)
-
-
-def _path(error: Mapping[str, Any], body: object) -> list[int | str]:
-    """The part of pydantic's location that leads through the body: branches of unions are named in it too."""
-    location = error["loc"][1:]
-    path: list[int | str] = []
-    current = body
-    for index, step in enumerate(location):
-        if (isinstance(current, dict) and step in current) or (
-            isinstance(current, list) and isinstance(step, int) and step < len(current)
-        ):
-            current = current[step]
-        elif error["type"] != "missing" or index < len(location) - 1:
-            continue  # the name of a branch
-        path.append(step)
-    return path

@@ -11,8 +11,9 @@ from pydantic import BaseModel, Field
 
 from minfer.serve.json_body import JsonRoute
 from minfer.serve.openapi import COMMON_ERRORS, error_responses
+from minfer.serve.requests import check_model, listed_names
 from minfer.serve.schema_common import SamplingReport, sampling_report
-from minfer.serve.state import Health, server_state
+from minfer.serve.state import Health, ServerState, server_state
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -67,14 +68,26 @@ async def metrics(request: Request) -> Response:
     return Response(server_state(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
+@router.get("/v1/models/", include_in_schema=False)
 @router.get("/v1/models", responses={**COMMON_ERRORS, **error_responses(503)}, tags=["OpenAI"])
 async def models(request: Request) -> ModelList:
     """The model, under each of its names."""
     state = server_state(request)
+    return ModelList(data=[_card(state, name) for name in listed_names(state.ready_engine(), state.config)])
+
+
+@router.get("/v1/models/{name:path}", responses={**COMMON_ERRORS, **error_responses(404, 503)}, tags=["OpenAI"])
+async def model(name: str, request: Request) -> ModelCard:
+    """The model, under any of the names that it answers to."""
+    state = server_state(request)
+    check_model(state.ready_engine(), state.config, name)
+    return _card(state, name)
+
+
+def _card(state: ServerState, name: str) -> ModelCard:
     engine = state.ready_engine()
     defaults = engine.default_sampling
     meta = ModelMeta(
         n_ctx=engine.n_ctx, n_vocab=engine.n_vocab, default_sampling=sampling_report(defaults.params, defaults)
     )
-    names = (engine.model_name, *state.config.model_aliases)
-    return ModelList(data=[ModelCard(id=name, created=state.started, meta=meta) for name in names])
+    return ModelCard(id=name, created=state.started, meta=meta)

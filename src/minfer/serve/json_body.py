@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import email.message
+import re
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 import pydantic_core
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from minfer.serve.config import Limits
 from minfer.serve.errors import ApiError, ClientGoneError, invalid
+from minfer.serve.validation import validation_error
 
 _PATIENCE: Final = 4
 """So many times the limit is read and thrown away, since few clients listen for an answer while they still send."""
+
+_ESCAPE: Final = re.compile(r"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|\\u\w{4}|\\.", re.DOTALL)
+"""An escape in JSON; both halves of a pair of surrogates count as one."""
 
 
 class JsonRoute(APIRoute):
@@ -27,11 +34,15 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
+        body_type: type[BaseModel] = get_type_hints(self.endpoint)["body"]
 
         async def handle_json(request: Request) -> Response:
             limits: Limits = request.app.state.server.config.limits
             value = await read_json(request, limits)
-            return await handle(_ParsedRequest(request.scope, request.receive, value))
+            try:
+                return await handle(_ParsedRequest(request.scope, request.receive, value))
+            except RequestValidationError as error:
+                raise validation_error(error, body_type) from None
 
         return handle_json
 
@@ -79,7 +90,24 @@ async def read_json(request: Request, limits: Limits) -> Any:
     try:
         return pydantic_core.from_json(bytes(data), allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
-        raise invalid(f"the body is not valid JSON: {error}", code="invalid_json") from None
+        raise invalid(f"the body is not valid JSON: {_fault(bytes(data), error)}", code="invalid_json") from None
+
+
+def _fault(data: bytes, error: ValueError) -> str:
+    """Why a body can't be read: the parser's words, but for faults that they name in a way of their own."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as undecodable:
+        return f"byte {undecodable.start}, 0x{data[undecodable.start]:02x}, is not UTF-8"
+    if text.startswith("\ufeff"):
+        return "it begins with a byte order mark; JSON begins with its first value"
+    half = next((e for e in _ESCAPE.finditer(text) if re.fullmatch(r"\\u[dD][89a-fA-F]\w\w", e[0])), None)
+    if "hex escape" in str(error) and half is not None:
+        return (
+            f"the escape {half[0]} at character {half.start()} is half of a character, without its other half: most "
+            "likely a text was cut in the middle of an emoji or the like"
+        )
+    return str(error)
 
 
 async def _read(request: Request, max_bytes: int) -> bytearray:

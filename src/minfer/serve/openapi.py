@@ -12,8 +12,8 @@ from minfer.serve.schema_chat import ChatChunk
 
 Responses = dict[int | str, dict[str, Any]]
 
-JSON_OR_EVENTS: Final = {"text/event-stream": {"schema": {"type": "string"}}}
-"""The other form of an answer: server-sent events."""
+JSON_OR_EVENTS: Final[dict[str, dict[str, Any]]] = {"text/event-stream": {}}
+"""The other form of an answer: server-sent events, whose schema has no place here (the descriptions name it)."""
 
 
 def error_responses(*statuses: int) -> Responses:

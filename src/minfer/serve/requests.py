@@ -17,15 +17,25 @@ def note_prompt(request: Request, config: ServerConfig, body: GenerationFields) 
         record_of(request.scope).prompt = body.model_dump(exclude_none=True)
 
 
+def listed_names(engine: Engine, config: ServerConfig) -> tuple[str, ...]:
+    """The names under which the model is listed, its own first."""
+    return tuple(dict.fromkeys((engine.model_name, *config.model_aliases)))
+
+
 def check_model(engine: Engine, config: ServerConfig, name: str | None) -> None:
     """Refuses a model that is not served.
 
     Raises:
         ApiError: 404, naming those that are.
     """
-    names = (engine.model_name, *config.model_aliases)
-    if name is not None and name not in names:
-        raise ApiError(404, f"there is no model {name!r} here; there is {', '.join(names)}", "model_not_found", "model")
+    names = dict.fromkeys((*listed_names(engine, config), *config.unlisted_names))
+    if name is None or name in names or config.takes_any_model_name:
+        return
+    message = (
+        f"there is no model {name!r} here; the one that there is goes by {', '.join(names)} "
+        "(the server's option --alias adds a name, and --any-model-name takes all)"
+    )
+    raise ApiError(404, message, "model_not_found", "model")
 
 
 def check_fields(engine: Engine, limits: Limits, body: GenerationFields) -> None:

@@ -6,13 +6,16 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, Field
 
+from minfer.engine.answer import UNLIMITED
 from minfer.serve.schema_common import (
     MAX_TOKENS,
     GenerationFields,
+    Label,
     PromptProgressReport,
     SamplingReport,
     Text,
     Timings,
+    Unsupported,
     Usage,
     is_none,
 )
@@ -21,6 +24,7 @@ from minfer.serve.schema_sampling import OnlyFalse, StrictModel
 MAX_MESSAGES: Final = 4096
 MAX_TOOLS: Final = 128
 MAX_TOP_LOGPROBS: Final = 20
+_CACHE_HINT: Final = "Prompts are kept without being told to; taken, and without effect."
 
 
 class TextPart(StrictModel):
@@ -28,9 +32,12 @@ class TextPart(StrictModel):
 
     type: Literal["text"]
     text: Text
+    cache_control: dict[str, Any] | None = Field(None, description=_CACHE_HINT)
+    prompt_cache_breakpoint: dict[str, Any] | None = Field(None, description=_CACHE_HINT)
 
 
 Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=1024)]
+AnswerContent = Text | Annotated[list[TextPart], Field(max_length=1024)]
 
 
 class InstructionMessage(StrictModel):
@@ -53,7 +60,8 @@ class FunctionCall(StrictModel):
     """A call that the model made earlier."""
 
     name: str = Field(max_length=256)
-    arguments: Text = Field(description="A JSON object, as text.")
+    arguments: Text | None = Field(description="A JSON object, as text; empty or null is one without entries.")
+    parsed_arguments: Any = Field(None, description="What the official client made of `arguments`; without effect.")
 
 
 class ToolCall(StrictModel):
@@ -66,14 +74,18 @@ class ToolCall(StrictModel):
 
 
 class AssistantMessage(StrictModel):
-    """What the model said earlier."""
+    """What the model said earlier, with all that the official client hands out as an answer."""
 
     role: Literal["assistant"]
-    content: Content | None = None
+    content: AnswerContent | None = None
     reasoning_content: Text | None = None
     tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOLS)
     name: str | None = Field(None, max_length=256)
-    refusal: Literal[None] = None
+    refusal: Literal[""] | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    audio: Unsupported = None
+    function_call: Unsupported = None
+    parsed: Any = Field(None, description="What the official client made of `content`; without effect.")
 
 
 class ToolMessage(StrictModel):
@@ -132,8 +144,12 @@ class ChatRequest(GenerationFields, TemplateFields):
     """A conversation to be continued."""
 
     messages: Messages
-    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="The newer name of max_tokens.")
-    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="By default as many as fit.")
+    max_completion_tokens: int | None = Field(
+        None, ge=UNLIMITED, le=MAX_TOKENS, description="The newer name of max_tokens."
+    )
+    max_tokens: int | None = Field(
+        None, ge=UNLIMITED, le=MAX_TOKENS, description="At least 1; -1, like the default, is as many as fit."
+    )
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     tool_choice: Literal["auto", "none"] | None = None
@@ -144,8 +160,20 @@ class ChatRequest(GenerationFields, TemplateFields):
     )
     modalities: list[Literal["text"]] | None = Field(None, max_length=1)
     metadata: dict[str, str] | None = Field(None, max_length=16, description="Labels of the client's own.")
-    store: OnlyFalse | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    store: bool | None = Field(None, description="Nothing is stored; without effect on the answer.")
+    service_tier: Label | None = None
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="A hint; without effect.")
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
+    prompt_cache_options: dict[str, Any] | None = Field(None, description=_CACHE_HINT)
+    safety_identifier: Label | None = None
+    audio: Unsupported = None
+    function_call: Unsupported = None
+    functions: Unsupported = None
+    moderation: Unsupported = None
+    prediction: Unsupported = None
+    reasoning_effort: Unsupported = None
+    web_search_options: Unsupported = None
 
 
 class TopLogprob(BaseModel):

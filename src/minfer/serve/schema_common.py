@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, Field
 
 from minfer.engine import DefaultSampling
+from minfer.engine.answer import UNLIMITED
 from minfer.sampling import SamplingParams
 from minfer.serve.schema_sampling import OnlyFalse, SamplingFields, StrictModel
 
@@ -18,12 +19,14 @@ MAX_TOKENS: Final = 2**31 - 1
 
 Text = Annotated[str, Field(max_length=16 * 2**20)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+Label = Annotated[str, Field(max_length=1024, description="A label of the client's own; without effect.")]
+Unsupported = Annotated[None, Field(description="Not supported; null is taken, since clients send it unasked.")]
 
 
 class StreamOptions(StrictModel):
     """What a stream holds besides the answer."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
     include_obfuscation: OnlyFalse | None = None
 
 
@@ -37,11 +40,11 @@ class GenerationFields(SamplingFields):
     stop: StopString | Annotated[list[StopString], Field(max_length=64)] | None = Field(
         None, description="Strings that end the answer, and are not part of it."
     )
-    max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
+    max_tokens: int | None = Field(None, ge=UNLIMITED, le=MAX_TOKENS)
     ignore_eos: bool | None = Field(None, description="Go on when the model ends its answer.")
     cache_prompt: bool | None = Field(None, description="Reuse what was computed for earlier prompts (default).")
     return_progress: bool | None = Field(None, description="A stream tells how much of the prompt has been read.")
-    user: str | None = Field(None, max_length=1024, description="A label of the client's own.")
+    user: Label | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -52,7 +55,7 @@ class GenerationFields(SamplingFields):
 
     @property
     def includes_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 def is_none(value: object) -> bool:

@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field
 
+from minfer.engine.answer import UNLIMITED
 from minfer.serve.schema_common import (
     MAX_TOKENS,
     GenerationFields,
@@ -13,6 +14,7 @@ from minfer.serve.schema_common import (
     SamplingReport,
     Text,
     Timings,
+    Unsupported,
     Usage,
     is_none,
 )
@@ -34,11 +36,13 @@ class CompletionRequest(GenerationFields):
         | Annotated[list[Text], Field(min_length=1, max_length=4096)]
         | Annotated[list[TokenPrompt], Field(min_length=1, max_length=4096)]
     ) = Field(description="Text or token ids, or several of one kind. Special tokens in text are parsed.")
-    max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="16 by default; 0 goes with echo.")
+    max_tokens: int | None = Field(
+        None, ge=UNLIMITED, le=MAX_TOKENS, description="16 by default; 0 goes with echo; -1 is as many as fit."
+    )
     echo: bool | None = Field(None, description="The prompt is part of the answer, and of its logprobs.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="So many alternatives for each token.")
     best_of: int | None = Field(None, ge=1, le=1)
-    suffix: None = None
+    suffix: Unsupported = None
 
 
 class CompletionLogprobs(BaseModel):

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
@@ -17,16 +15,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchem
 from minfer.engine import DefaultSampling
 from minfer.errors import ParameterError
 from minfer.sampling import SamplingParams
+from minfer.sampling.names import ALIASES, canonical
 from minfer.serve.errors import invalid
 
 MAX_BIASES: Final = 1024
 _MAX_INTEGER: Final = 2**31 - 1
-
-_OUR_NAMES: Final[Mapping[str, str]] = MappingProxyType(
-    {"repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_window"}
-)
-"""Where `SamplingParams` has another name."""
-_OUR_STAGES: Final[Mapping[str, str]] = MappingProxyType({"typ_p": "typical_p"})
 
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INTEGER)]
 
@@ -56,16 +49,21 @@ class SamplingFields(StrictModel):
     temperature: float | None = Field(None, ge=0, le=100, description="0 always takes the likeliest token.")
     dynatemp_range: float | None = Field(None, ge=0, le=100, description="How far entropy moves the temperature.")
     dynatemp_exponent: float | None = Field(None, gt=0, le=100)
-    top_k: int | None = Field(None, ge=0, le=_MAX_INTEGER, description="Keep the k likeliest tokens; 0 is off.")
+    top_k: int | None = Field(
+        None, ge=-1, le=_MAX_INTEGER, description="Keep the k likeliest tokens; 0 and -1 are off."
+    )
     top_p: float | None = Field(None, gt=0, le=1, description="Keep the likeliest that together reach p; 1 is off.")
     min_p: float | None = Field(None, ge=0, le=1, description="Keep tokens p times as likely as the likeliest.")
     typical_p: float | None = Field(None, gt=0, le=1, description="Keep those of the most typical surprise; 1 is off.")
+    typ_p: float | None = Field(None, gt=0, le=1, description="Another name of typical_p.")
     top_n_sigma: float | None = Field(None, ge=-1, le=100, description="Keep logits so near to the largest; -1 is off.")
     xtc_probability: float | None = Field(None, ge=0, le=1, description="How often the likeliest are dropped.")
     xtc_threshold: float | None = Field(None, gt=0, le=1)
     min_keep: int | None = Field(None, ge=0, le=_MAX_INTEGER, description="Truncations leave so many tokens.")
     repeat_penalty: float | None = Field(None, gt=0, le=100, description="Of tokens seen; 1 is off.")
+    repetition_penalty: float | None = Field(None, gt=0, le=100, description="Another name of repeat_penalty.")
     repeat_last_n: int | None = Field(None, ge=-1, le=_MAX_INTEGER, description="Tokens that count as seen; -1 is all.")
+    penalty_window: int | None = Field(None, ge=-1, le=_MAX_INTEGER, description="Another name of repeat_last_n.")
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     dry_multiplier: float | None = Field(None, ge=0, le=100, description="Of repeated sequences; 0 is off.")
@@ -91,20 +89,18 @@ class SamplingFields(StrictModel):
             ApiError: a token in `logit_bias` that is no id, or fields that exclude each other.
         """
         given: dict[str, Any] = {
-            _OUR_NAMES.get(name, name): value
-            for name in SamplingFields.model_fields
-            if (value := getattr(self, name)) is not None
+            name: value for name in SamplingFields.model_fields if (value := getattr(self, name)) is not None
         }
         given["logit_bias"] = self.biases()
         given["seed"] = None if self.seed == -1 else self.seed
         if self.samplers is not None:
-            given["samplers"] = [_OUR_STAGES.get(name, name) for name in self.samplers]
+            given["samplers"] = [ALIASES.get(name, name) for name in self.samplers]
         try:
-            return defaults.resolve(given)
+            return defaults.resolve(canonical(given))
         except ParameterError as error:
-            theirs = {ours: name for name, ours in _OUR_NAMES.items()}
-            words = [theirs.get(word, word) for word in re.findall(r"\w+", str(error))]
-            raise invalid(str(error), next((word for word in words if word in given), None), "invalid_value") from None
+            as_given = {ALIASES.get(name, name): name for name in given} | {name: name for name in given}
+            words = [word for word in re.findall(r"\w+", str(error)) if word in as_given]
+            raise invalid(str(error), as_given[words[0]] if words else None, "invalid_value") from None
 
     def biases(self) -> dict[int, float]:
         """`logit_bias` by token id.

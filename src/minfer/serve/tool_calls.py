@@ -64,8 +64,8 @@ class CallParser(Protocol):
         """The text and calls that this piece completes."""
         ...
 
-    def finish(self) -> list[Piece]:
-        """What is left at the end."""
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """What is left at the end. `is_cut`: the answer was ended before the model ended it."""
         ...
 
 
@@ -86,7 +86,7 @@ class NoCalls:
     def push(self, text: str) -> list[Piece]:
         return [text] if text else []
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
         return []
 
 
@@ -119,7 +119,7 @@ class TaggedCalls:
             pieces += self._text(shown)
         return pieces
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
         held, self._held = self._held, ""
         if not self._in_call:
             return self._text(held if held.strip() or not self._after_call else "")
@@ -153,14 +153,17 @@ class BareCalls:
         held, self._held = self._held, None
         return self._otherwise.push(held)
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
         if self._held is None:
-            return self._otherwise.finish()
-        calls = [_as_call(value) for value in _bare_values(self._held) or ()]
+            return self._otherwise.finish(is_cut=is_cut)
+        values, rest = _bare_values(self._held), ""
+        if values is None and is_cut:
+            values, rest = _values_before_cut(self._held)
+        calls = [_as_call(value) for value in values or ()]
         known = [call for call in calls if call is not None and call.name in self._names]
         if known and len(known) == len(calls):
-            return list(known)
-        return [*self._otherwise.push(self._held), *self._otherwise.finish()]
+            return [*known, rest] if rest else list(known)
+        return [*self._otherwise.push(self._held), *self._otherwise.finish(is_cut=is_cut)]
 
 
 def _may_be_bare(start: str) -> bool:
@@ -179,6 +182,28 @@ def _bare_values(text: str) -> list[Any] | None:
     if values is None and text.startswith("{{") and text.endswith("}}"):
         return _read_values(text[1:-1])
     return values
+
+
+def _values_before_cut(text: str) -> tuple[list[Any], str]:
+    """The values that are complete in a text that was cut, and the beginning of the one that is not.
+
+    There are none where something else than a further value follows.
+    """
+    rest = text.strip()
+    if rest.startswith(_FENCE):
+        rest = rest.partition("\n")[2].lstrip()
+    values: list[Any] = []
+    is_list = rest.startswith("[")
+    if is_list:
+        rest = rest[1:].lstrip()
+    while rest:
+        try:
+            value, end = _DECODER.raw_decode(rest)
+        except (ValueError, RecursionError):
+            break
+        values.append(value)
+        rest = rest[end:].lstrip(" \t\r\n;,")
+    return (values, rest) if not rest or rest.startswith("{") else ([], "")
 
 
 def _no_constant(name: str) -> Any:
