@@ -15,6 +15,8 @@ import pytest
 
 import minfer
 from minfer import errors
+from minfer.cli.stdin import InputError
+from minfer.cli.streams import OutputError
 from minfer.errors import MinferError, ParameterError, UnsupportedError
 from minfer.paths import user_path
 from minfer.simd.errors import KernelError, Location
@@ -28,6 +30,8 @@ SPECIAL: dict[type[MinferError], Callable[[type], MinferError]] = {
     errors.ForeignFileError: lambda kind: kind("x.txt"),
     errors.SessionFileError: lambda kind: kind("x.session", "it is damaged"),
     errors.QueueFullError: lambda kind: kind(3, 1.5),
+    OutputError: lambda kind: kind(OSError(28, "No space left on device")),
+    InputError: lambda kind: kind(OSError(5, "Input/output error")),
     KernelError: lambda kind: kind("it is wrong", kernel="k", location=Location("f.py", 3)),
 }
 """How to make those, and what is derived from them, that take more than a message."""

@@ -102,7 +102,7 @@ def test_json_holds_attributes_and_the_memory_plan() -> None:
     document = json.loads(to_json(LOWERED))
     by_op = {item["op"]: item["attributes"] for item in document["nodes"]}
     assert by_op["Rope"] == {"style": "interleaved", "frequencies": [1.0, 0.1, 0.01], "magnitude": 1.0}
-    assert by_op["Attention"] == {"scale": 0.25, "window": None}
+    assert by_op["Attention"] == {"scale": 0.25, "window": None, "softcap": None}
     assert by_op["MatMulGroup"] == {"has_bias": [True, False, False]}
     assert LOWERED.memory is not None
     assert document["memory"]["arena_bytes"] == LOWERED.memory.arena_bytes

@@ -19,7 +19,7 @@ Prompt = str | Sequence[int] | NDArray[np.integer] | Sequence[Message]
 
 def is_chat(prompt: Prompt) -> TypeGuard[Sequence[Message]]:
     """Whether a prompt is a list of messages."""
-    return not isinstance(prompt, (str, np.ndarray)) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def with_prefill(messages: Sequence[Message], prefill: str) -> Sequence[Message]:
